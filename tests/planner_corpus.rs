@@ -88,7 +88,8 @@ fn corpus() -> String {
             device_profile(Rates { products: H200.products * faster, ..H200 }, Precision::Fp16, KernelArch::HOPPER);
         let target = Target::new(profile, &sizes, config.groups);
         for direction in [Direction::Encode, Direction::Decode] {
-            let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+            let network =
+                Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
             let jobs =
                 JOBS.iter().flat_map(|(height, width, jobs)| jobs.iter().map(move |job| (*height, *width, *job)));
             for (height, width, (frames, limit)) in jobs {

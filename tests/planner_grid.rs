@@ -16,7 +16,7 @@ use common::process::processor_time;
 use common::{Random, Vae, golden};
 use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::backend::{Backend, Precision};
+use video_vae::backend::{DeviceFacts, Precision};
 use video_vae::ir::{BandPart, BandShape, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
 use video_vae::model::families::seedvr2::Sizes as ModelSizes;
 use video_vae::model::{Cone, Direction, FrameRange, Network};
@@ -105,8 +105,16 @@ impl Sizes for Cancelling<'_> {
         self.asked().fade_bytes(shape)
     }
 
-    fn tensor_map_headroom(&self, shape: FrameShape) -> u64 {
-        self.asked().tensor_map_headroom(shape)
+    fn least_band_offset(&self, shape: FrameShape) -> u64 {
+        self.asked().least_band_offset(shape)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        self.asked().block_bytes(bytes)
+    }
+
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        self.asked().mapping_bytes(host)
     }
 }
 
@@ -118,7 +126,8 @@ struct Device {
 
 impl Device {
     fn new(config: &ModelSizes, profile: DeviceProfile, sizes: Box<dyn Sizes>) -> Device {
-        let network = |direction| Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let network =
+            |direction| Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
         Device { profile, sizes, networks: [Direction::Encode, Direction::Decode].map(network) }
     }
 }

@@ -38,7 +38,8 @@ impl Job {
         let (config, sizes) = (published(), CudaSizes { precision: Precision::Fp16 });
         let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
         let target = Target::new(profile, &sizes, config.groups);
-        let network = Arc::new(Network::new(&config.model(), self.direction).unwrap().for_device(&profile));
+        let network =
+            Arc::new(Network::new(&config.model(), self.direction).unwrap().for_device(profile.paired_layers()));
         let (mut fastest, mut slower) = (f64::INFINITY, Vec::new());
         for limit in limits {
             let Ok(plan) = search(&self.request(&network, limit), &target) else { continue };

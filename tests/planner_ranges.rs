@@ -12,7 +12,8 @@ use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::ir::Shape;
 use video_vae::model::{Cone, Direction, FrameRange, Network};
-use video_vae::plan::{Next, Plan, PlanReport, Request, Target, op_work, search};
+use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
+use video_vae::report::PlanReport;
 
 fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Request {
     let cone = Cone::new(network, FrameRange { first, end: Some(first + count) });
@@ -45,7 +46,7 @@ fn a_cut_costs_few_frames_also_within_limits() {
     for (direction, first, counts, video_frames, most) in
         [(Direction::Decode, 1002, [60, 160], 1.0, 27.0), (Direction::Encode, 250, [15, 40], 4.0, 105.0)]
     {
-        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
         for limit in [139, 8] {
             let started = Instant::now();
             let plans = counts.map(|count| search(&request(&network, first, count, limit), &target).unwrap());
@@ -76,7 +77,7 @@ fn ranges_whole_periods_apart_have_the_same_plan() {
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     let target = Target::new(profile, &sizes, config.groups);
     for (direction, first, count) in [(Direction::Decode, 1002, 60), (Direction::Encode, 250, 15)] {
-        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
         let period = Cone::period(&network);
         for limit in [139, 8] {
             let one = request(&network, first, count, limit);

@@ -150,7 +150,7 @@ fn table() -> String {
     let folder = std::env::var_os("VVAE_LIST_SCHEDULES");
     let mut table = String::new();
     for direction in [Direction::Encode, Direction::Decode] {
-        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
         for (shape, limit) in JOBS {
             let plan = search(&planner::limited(&network, shape, limit), &target).unwrap();
             let text = listing(&plan, &target);

@@ -135,7 +135,7 @@ mod pictures {
     fn shown(direction: Direction, input: Shape, limit: u64) -> Value {
         let config = published();
         let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
-        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
         let sizes = CudaSizes { precision: Precision::Fp16 };
         let target = Target::new(profile, &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };

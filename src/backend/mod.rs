@@ -8,9 +8,12 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+pub mod gpu;
 mod host_stream;
 mod precision;
 mod tensor_copy;
+#[cfg(test)]
+pub mod tests;
 
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};
@@ -70,19 +73,10 @@ pub enum Residency {
     Host,
 }
 
-/// One device. A method may return before its result exists; the next method is ordered after it, and
-/// [`Backend::finish`] waits for all. Memory and weights must live until then.
-pub trait Backend: Send + Sync + 'static {
+/// What loading and planning ask of a device.
+pub trait DeviceFacts {
     /// Whether the device's memory is the host's.
     const HOST_MEMORY: bool;
-    /// A job's memory, freed when dropped.
-    type Memory: Send;
-    /// Memory for the weights of a network.
-    type Store: Send + Sync;
-    /// The prepared weights of one convolution. Shared between handles.
-    type Conv: Send + Sync;
-    /// What a thread that writes weights keeps from part to part.
-    type PackBuffers: Default;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.
@@ -94,34 +88,51 @@ pub trait Backend: Send + Sync + 'static {
     fn profile(&self) -> DeviceProfile;
     /// The profile with rates that were measured: those in the table at a path, which the backend chooses for `None`.
     /// What is not there is measured and stored. Fails if stopped, and only then.
-    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<Note>)>;
+    fn tuned_profile(&self, _table: Option<&Path>, _stop: &mut Stop) -> Result<(DeviceProfile, Vec<Note>)> {
+        Ok((self.profile(), Vec::new()))
+    }
     fn sizes(&self) -> &dyn Sizes;
     /// The threads that it computes with, for loading and planning too.
-    fn pool(&self) -> Option<&Arc<Pool>>;
+    fn pool(&self) -> Option<&Arc<Pool>> {
+        None
+    }
     /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says
     /// which is missing and what to use instead. Asked once, before anything is loaded.
-    fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()>;
+    fn check_layers(&self, _layouts: &[ConvLayout], _attention: &[u64]) -> Result<()> {
+        Ok(())
+    }
     /// Free device memory, as far as the device can tell.
     fn free_bytes(&self) -> u64;
+}
+
+/// Memory of jobs.
+pub trait JobAllocation {
+    /// A job's memory, freed when dropped.
+    type Memory: Send;
 
     /// `bytes` of device memory, and pinned host memory beside it.
     fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<Self::Memory>;
     /// Whether some of the host memory could not be pinned. Copies then take longer than planned.
-    fn is_pageable(&self, memory: &Self::Memory) -> bool;
-    /// Whether work may be put in order with the host's stream. Asked before anything else is done for it.
-    fn check_stream(&self, host: HostStream) -> Result<()>;
-    /// Orders what follows after the host's stream. The calling thread then waits for nothing until
-    /// [`Backend::finish`].
-    fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
-    /// With a host's stream: orders it after everything. Without one: waits until every host tensor is written.
-    fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
-    /// What loads and stores have met since the last answer. Complete after [`Backend::finish`] without a stream.
-    fn take_nonfinite(&self, memory: &mut Self::Memory) -> NonFinite;
+    fn is_pageable(&self, _memory: &Self::Memory) -> bool {
+        false
+    }
+}
+
+/// Weights in the form that kernels read.
+pub trait WeightStorage {
+    /// Memory for the weights of a network.
+    type Store: Send + Sync;
+    /// The prepared weights of one convolution. Shared between handles.
+    type Conv: Send + Sync;
+    /// What a thread that writes weights keeps from part to part.
+    type PackBuffers: Default;
 
     /// Memory for `bytes` of weights. Where the device's memory is the host's, each convolution allocates its own.
     fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<Self::Store>;
     /// Whether offloaded weights could not be pinned.
-    fn is_pageable_store(&self, store: &Self::Store) -> bool;
+    fn is_pageable_store(&self, _store: &Self::Store) -> bool {
+        false
+    }
     /// Memory for the weights of a convolution, `offset` bytes into `store`, with nothing in it yet.
     fn allocate_conv(&self, store: &Self::Store, offset: u64, layout: &ConvLayout) -> Result<Self::Conv>;
     /// The parts that the weights of a convolution are written in. Small enough to stay in cache.
@@ -134,13 +145,24 @@ pub trait Backend: Send + Sync + 'static {
         source: &mut dyn ConvSource,
         buffers: &mut Self::PackBuffers,
     ) -> Result<()>;
+}
 
-    /// For a trace: what follows belongs to operation number `op`; `None` ends it. `true` if the device notes times
-    /// itself, for [`Backend::take_spans`]; `false` if every method returns when its work is done.
-    fn trace(&self, memory: &mut Self::Memory, op: Option<u64>) -> Result<bool>;
-    /// When operations and copies ran that were traced since the last answer. Waits for them.
-    fn take_spans(&self, memory: &mut Self::Memory) -> Result<Vec<DeviceSpan>>;
-
+/// Operations. A method may return before its result exists; the next method is ordered after it, and
+/// [`Execution::finish`] waits for all. Memory and weights must live until then.
+pub trait Execution: JobAllocation + WeightStorage {
+    /// Whether work may be put in order with the host's stream. Asked before anything else is done for it.
+    fn check_stream(&self, _host: HostStream) -> Result<()> {
+        Ok(())
+    }
+    /// Orders what follows after the host's stream. The calling thread then waits for nothing until
+    /// [`Execution::finish`].
+    fn begin(&self, _memory: &mut Self::Memory, _host: Option<HostStream>) -> Result<()> {
+        Ok(())
+    }
+    /// With a host's stream: orders it after everything. Without one: waits until every host tensor is written.
+    fn finish(&self, _memory: &mut Self::Memory, _host: Option<HostStream>) -> Result<()> {
+        Ok(())
+    }
     /// Runs an operation that touches no host tensor.
     fn run(
         &self,
@@ -156,3 +178,23 @@ pub trait Backend: Send + Sync + 'static {
     /// Activations to host tensor.
     fn store(&self, memory: &mut Self::Memory, op: &StoreTensor, buffers: &Buffers) -> Result<()>;
 }
+
+/// What a job tells beside its results.
+pub trait Diagnosis: JobAllocation {
+    /// What loads and stores have met since the last answer. Complete after [`Execution::finish`] without a stream.
+    fn take_nonfinite(&self, memory: &mut Self::Memory) -> NonFinite;
+    /// For a trace: what follows belongs to operation number `op`; `None` ends it. `true` if the device notes times
+    /// itself, for [`Diagnosis::take_spans`]; `false` if every method returns when its work is done.
+    fn trace(&self, _memory: &mut Self::Memory, _op: Option<u64>) -> Result<bool> {
+        Ok(false)
+    }
+    /// When operations and copies ran that were traced since the last answer. Waits for them.
+    fn take_spans(&self, _memory: &mut Self::Memory) -> Result<Vec<DeviceSpan>> {
+        Ok(Vec::new())
+    }
+}
+
+/// One device, for whoever runs jobs on it.
+pub trait Backend: DeviceFacts + Execution + Diagnosis + Send + Sync + 'static {}
+
+impl<B: DeviceFacts + Execution + Diagnosis + Send + Sync + 'static> Backend for B {}

@@ -14,7 +14,7 @@ use crate::exec::{Call, ClipRange, Control, JobShape, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
-use crate::plan::PlanReport;
+use crate::report::PlanReport;
 
 /// Video to latent. vvae_model_desc gives the latent's shape. Lengths other than 4n+1, and sizes that are not a
 /// multiple of 8, are padded by repeating the last frame, row and column. `run` may be NULL. [handle]

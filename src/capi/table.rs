@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::ir::TensorDevice;
 use crate::model::Model;
-use crate::plan::PlanReport;
+use crate::report::PlanReport;
 
 thread_local! {
     /// The handle whose failure this thread is telling the host of.

@@ -17,7 +17,7 @@ use crate::ir::{Rates, Shape, TensorDevice, View};
 use crate::model::families::seedvr2::Sizes;
 use crate::model::{Direction, FrameRange, Model};
 use crate::node;
-use crate::plan::PlanReport;
+use crate::report::PlanReport;
 
 /// Panics where a test wants it; counts sessions and streams that are alive.
 struct Mock {

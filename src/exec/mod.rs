@@ -29,8 +29,7 @@ use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction, Model, Network};
-use crate::plan::PlanReport;
-use crate::report::PlanLimits;
+use crate::report::{PlanLimits, PlanReport};
 
 /// How far a call has come, for the host's progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

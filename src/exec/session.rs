@@ -25,8 +25,8 @@ use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Direction, Model, Network};
-use crate::plan::{Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
-use crate::report::{self, Bytes, PlanLimits};
+use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
+use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -240,7 +240,7 @@ fn networks<B: Backend>(backend: &B, model: &Model, cache: CacheFormat) -> Resul
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
     }
     let network = |direction: Direction| -> Result<Arc<Network>> {
-        let network = Network::new(model, direction)?.for_device(&backend.profile());
+        let network = Network::new(model, direction)?.for_device(backend.profile().paired_layers());
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),
@@ -396,3 +396,6 @@ impl<B: Backend> Session for Engine<B> {
         self.tell_idle();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,8 @@ use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
 use crate::model::Direction;
-use crate::plan::{Next, Plan, PlanReport, Schedule, op_work};
+use crate::plan::{Next, Plan, Schedule, op_work};
+use crate::report::PlanReport;
 use crate::reserve;
 
 pub struct Streaming<B: Backend> {

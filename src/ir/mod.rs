@@ -26,7 +26,7 @@ pub use op::{
     ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameUnit, LoadOp, NormaliseOp, Op, PartialSums, PartialSumsOut, Place,
     Relocate, Rematerialise, RematerialisedFrame, Shortcut, StoreOp, Term, Value,
 };
-pub use profile::{DeviceProfile, GivenRates, PairCosts, PartialSumsSize, Rates, Sizes};
+pub use profile::{DeviceProfile, GivenRates, PairCosts, PairedLayers, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, Posterior, StoreTensor};

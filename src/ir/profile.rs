@@ -73,22 +73,20 @@ pub struct DeviceProfile {
     pub adds_in_place: bool,
     /// True if frames and weights can be offloaded to host memory, and convolutions run in bands.
     pub offloads: bool,
-    /// Device blocks are rounded up to multiples of this.
-    pub block_granularity: u64,
-    /// Page tables for pinned host memory: bytes of a page, and device bytes of its entry.
-    pub host_page: (u64, u64),
+}
+
+/// Which layers a device computes by pairs of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairedLayers {
+    /// Convolutions behind norms.
+    pub normalised: bool,
+    /// Upsamplers that do not double time.
+    pub upsamplers: bool,
 }
 
 impl DeviceProfile {
-    /// What the device takes for a block of `bytes`.
-    pub fn block_bytes(&self, bytes: u64) -> u64 {
-        bytes.checked_next_multiple_of(self.block_granularity).unwrap_or(u64::MAX)
-    }
-
-    /// What the device takes to reach `host` bytes of pinned memory.
-    pub fn mapping_bytes(&self, host: u64) -> u64 {
-        let (page, entry) = self.host_page;
-        self.block_bytes(host / page * entry)
+    pub fn paired_layers(&self) -> PairedLayers {
+        PairedLayers { normalised: self.pairs.is_some(), upsamplers: self.upsampler_pairs }
     }
 }
 
@@ -100,7 +98,7 @@ pub struct PartialSumsSize {
     pub in_place: bool,
 }
 
-/// Bytes that depend on shapes. Every method is required: a missing feature must be stated, not inherited.
+/// Bytes of frames, weights and buffers. Every method is required: a missing feature must be stated, not inherited.
 pub trait Sizes: Send + Sync {
     /// A frame of activations and its norm statistics, rounded so that frames can lie side by side.
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64;
@@ -121,7 +119,10 @@ pub trait Sizes: Send + Sync {
     fn staging_bytes(&self, shape: FrameShape) -> u64;
     /// Scratch for the fades of tiles that are blended into a frame.
     fn fade_bytes(&self, shape: FrameShape) -> u64;
-    /// Bytes that must precede the band buffers in the block. Bands of a rematerialised frame are addressed through a
-    /// tensor map whose base is the start of the whole frame.
-    fn tensor_map_headroom(&self, shape: FrameShape) -> u64;
+    /// The least offset in the block of band buffers in which frames of this shape are computed without being whole.
+    fn least_band_offset(&self, shape: FrameShape) -> u64;
+    /// What the device takes for a block of `bytes`.
+    fn block_bytes(&self, bytes: u64) -> u64;
+    /// What the device takes to reach `host` bytes of pinned memory.
+    fn mapping_bytes(&self, host: u64) -> u64;
 }

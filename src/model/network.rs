@@ -9,7 +9,7 @@ use super::families::Model;
 use super::geometry::{Direction, Geometry};
 use super::lower::{self, Recipes};
 use crate::error::{Error, Result};
-use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, Prologue, Shape, Window};
+use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, PairedLayers, Prologue, Shape, Window};
 
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
@@ -199,9 +199,9 @@ impl Network {
     }
 
     /// The same in the form that a device computes: with pairs where its kernels share products.
-    pub fn for_device(self, profile: &DeviceProfile) -> Network {
-        let network = if profile.pairs.is_some() { self.with_pairs() } else { self };
-        if profile.upsampler_pairs { network.with_upsampler_pairs() } else { network }
+    pub fn for_device(self, paired: PairedLayers) -> Network {
+        let network = if paired.normalised { self.with_pairs() } else { self };
+        if paired.upsamplers { network.with_upsampler_pairs() } else { network }
     }
 
     /// The same with [pairs](lower::Pairs) in the layers whose inputs are normalised.

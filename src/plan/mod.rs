@@ -9,7 +9,6 @@ mod exclusions;
 #[allow(clippy::module_inception)]
 mod plan;
 mod policy;
-mod report;
 mod request;
 mod schedule;
 mod search;
@@ -18,9 +17,8 @@ mod tiles;
 
 pub use arena::{Arena, Arenas, Slot, Slots};
 pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, cone_work, op_work, work};
-pub use plan::Plan;
+pub use plan::{Plan, stored_channels};
 pub use policy::{Form, LayerPolicy, MAX_SLICE_LATENTS, Memory, Placement, SchedulePolicy};
-pub use report::{DeviceDivision, DeviceReport, PlanReport};
 pub use request::{PlanError, Request};
 pub use schedule::{Next, Schedule};
 pub use search::search;

@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
-use super::policy::Form;
-use super::report::PlanReport;
 use super::request::Request;
 use super::schedule::{Purpose, Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
-use crate::ir::{Buffers, CacheFormat, FrameShape, PinnedBytes, Rates, Shape};
+use crate::ir::{Buffers, PinnedBytes, Rates, Shape};
 use crate::model::{Direction, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
@@ -19,12 +17,12 @@ use crate::model::{Direction, Network};
 pub struct Plan {
     pub spec: ScheduleSpec,
     /// Where the input ends, if that is known.
-    frames: Option<u64>,
+    pub frames: Option<u64>,
     arenas: Arenas,
     scratch: u64,
     bands: u64,
     /// The least offset of the band buffers.
-    headroom: u64,
+    least_band_offset: u64,
     /// Bytes of the device block that slots, scratch, bands and staging share.
     workspace: u64,
     /// Bytes of the page tables through which the device reaches host memory.
@@ -33,11 +31,11 @@ pub struct Plan {
     staging: [u64; 2],
     pub weights: WeightBytes,
     load_bytes: u64,
-    input: Shape,
+    pub input: Shape,
     /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
-    estimate: Estimate,
+    pub estimate: Estimate,
     /// Those that it was estimated with.
-    rates: Rates,
+    pub rates: Rates,
 }
 
 /// Time and work of a slice, or of all slices.
@@ -90,12 +88,12 @@ impl Plan {
         let typical = if is_long { &slice } else { &all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
         let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
-        let staged = [largest_load(&spec), output.with_channels(stored_channels(&network))];
+        let staged = [spec.largest_tile(), output.with_channels(stored_channels(&network))];
         let mut plan = Plan {
             frames,
             scratch: buffers.scratch.max(fades),
             bands: buffers.bands(),
-            headroom: buffers.headroom,
+            least_band_offset: buffers.least_band_offset,
             workspace: 0,
             mapping: 0,
             staging: staged.map(|shape| target.sizes.staging_bytes(shape)),
@@ -158,10 +156,10 @@ impl Plan {
     }
 
     fn add_up(&mut self, target: &Target) {
-        self.mapping = target.profile.mapping_bytes(self.arenas.host.bytes());
+        self.mapping = target.sizes.mapping_bytes(self.arenas.host.bytes());
         let staging = self.staging[0].saturating_add(self.staging[1]);
         let bytes = self.bands_offset().saturating_add(self.bands).saturating_add(staging);
-        self.workspace = target.profile.block_bytes(bytes);
+        self.workspace = target.sizes.block_bytes(bytes);
     }
 
     /// The schedule, from the start.
@@ -195,7 +193,7 @@ impl Plan {
     }
 
     fn bands_offset(&self) -> u64 {
-        self.headroom.max(self.arenas.device.bytes().saturating_add(self.scratch))
+        self.least_band_offset.max(self.arenas.device.bytes().saturating_add(self.scratch))
     }
 
     pub fn device_bytes(&self) -> u64 {
@@ -236,59 +234,10 @@ impl Plan {
     pub fn weight_wait_share(&self) -> f64 {
         self.estimate.waited / self.estimate.seconds.max(f64::MIN_POSITIVE)
     }
-
-    /// What the host is told.
-    pub fn report(&self) -> PlanReport {
-        let (network, policy) = (&self.spec.network, &self.spec.policy);
-        let shape = network.output_shape(self.spec.input);
-        let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
-        let image = match network.direction {
-            Direction::Encode => (self.spec.input.height, self.spec.input.width),
-            Direction::Decode => (shape.height, shape.width),
-        };
-        let grid = self.spec.grid.as_deref();
-        // A cache that nothing is offloaded from is never in 8 bits: a still image has none.
-        let mut layers = network.layers.iter().zip(&policy.layers);
-        let rounds = layers.any(|(layer, own)| layer.cache == CacheFormat::U8 && own.form == Form::Banded);
-        let cache = if rounds { CacheFormat::U8 } else { CacheFormat::Exact };
-        let stages = 0..network.stages.len();
-        PlanReport {
-            direction: network.direction,
-            arithmetic: String::new(),
-            range: self.spec.cone.range,
-            input: self.input,
-            output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
-            device_bytes: self.device_bytes(),
-            host_bytes: self.host_bytes(),
-            offloaded_bytes: self.pinned().offloaded,
-            moved_per_frame: self.estimate.moved.checked_div(frames).unwrap_or(0),
-            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
-            weight_bytes: self.weights.device(),
-            offloaded_weight_bytes: self.weights.host,
-            workspace_bytes: self.workspace_bytes().saturating_add(self.mapping),
-            slice_frames: policy.slice / network.latent_rate(),
-            chunk_frames: policy.chunks.clone(),
-            rematerialised_frames: stages.clone().map(|stage| policy.rematerialised(network, stage)).collect(),
-            rematerialised_hidden: stages.map(|stage| policy.rematerialised_hidden(network, stage)).collect(),
-            tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
-            tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
-            tile_overlap: grid.map_or(0, |g| g.size.overlap),
-            exact: self.is_untiled() && cache == CacheFormat::Exact,
-            cache,
-            rates: self.rates,
-            division: None,
-        }
-    }
-}
-
-/// The largest part of a frame that is loaded at a time.
-fn largest_load(spec: &ScheduleSpec) -> FrameShape {
-    let parts = spec.tile_shapes().into_iter().map(|(shape, _)| shape);
-    parts.max_by_key(FrameShape::elements).unwrap_or(spec.input)
 }
 
 /// Channels of a stored frame: an encoder's means and log-variances are tensors of their own.
-fn stored_channels(network: &Network) -> u64 {
+pub fn stored_channels(network: &Network) -> u64 {
     match network.direction {
         Direction::Encode => network.geometry.latent_channels,
         Direction::Decode => network.output_channels(),

@@ -79,6 +79,12 @@ impl ScheduleSpec {
         rows.iter().flat_map(of_row).collect()
     }
 
+    /// The largest part of a frame that a work item computes.
+    pub fn largest_tile(&self) -> FrameShape {
+        let parts = self.tile_shapes().into_iter().map(|(shape, _)| shape);
+        parts.max_by_key(FrameShape::elements).unwrap_or(self.input)
+    }
+
     /// Where the first slice ends. Input ends at `frames`, if that is known; then a shorter slice comes first: it has
     /// no cache yet that would have to move for few frames.
     pub fn first_slice_end(&self, frames: Option<u64>) -> u64 {

@@ -1,10 +1,12 @@
-//! What a host is told of plans and operations: plans in words, timelines as JSON, names of operations.
+//! What a host is told of plans and operations: plans in numbers and in words, timelines as JSON, names of operations.
 //!
 //! Reads plans; decides nothing and changes nothing.
 
+mod numbers;
 mod text;
 mod timeline;
 
+pub use numbers::{DeviceDivision, DeviceReport, PlanReport};
 pub use text::Bytes;
 pub use timeline::{PlanLimits, timeline};
 

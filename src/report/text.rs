@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use super::numbers::{DeviceDivision, DeviceReport, PlanReport};
 use crate::ir::CacheFormat;
 use crate::model::FrameRange;
-use crate::plan::{DeviceDivision, DeviceReport, PlanReport};
 
 impl fmt::Display for DeviceDivision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -121,7 +121,13 @@ impl CpuMemory {
         self.block.bytes()
     }
 
-    #[cfg(all(test, feature = "cuda"))]
+    #[cfg(test)]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the block is that long, mapped memory is initialised, and nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(self.block.start(), self.block.bytes() as usize) }
+    }
+
+    #[cfg(test)]
     pub fn read(&self, from: crate::ir::DeviceOffset, into: &mut [u8]) {
         let from = self.block.region("frame", from.0, into.len() as u64).unwrap().cast::<u8>();
         // SAFETY: the region is inside the block, which nobody else uses.

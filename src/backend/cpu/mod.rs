@@ -17,10 +17,12 @@ pub use conv::ConvWeights;
 pub use memory::CpuMemory;
 pub use simd::Instructions;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use super::{Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Note, Precision, Residency, RunArgs, Stop};
+use super::{
+    DeviceFacts, Diagnosis, Execution, HostAllocator, JobAllocation, NonFinite, Note, Precision, Residency, RunArgs,
+    Stop, WeightStorage,
+};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandPart, BandShape, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor,
@@ -139,7 +141,15 @@ impl Sizes for Cpu {
         0
     }
 
-    fn tensor_map_headroom(&self, _: FrameShape) -> u64 {
+    fn least_band_offset(&self, _: FrameShape) -> u64 {
+        0
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
+    }
+
+    fn mapping_bytes(&self, _: u64) -> u64 {
         0
     }
 }
@@ -168,13 +178,8 @@ fn not_planned(what: &str) -> Error {
     Error::Internal(format!("{what}: the profile of this device rules it out"))
 }
 
-impl Backend for Cpu {
+impl DeviceFacts for Cpu {
     const HOST_MEMORY: bool = true;
-
-    type Memory = CpuMemory;
-    type Store = ();
-    type Conv = ConvWeights;
-    type PackBuffers = ();
 
     fn precision(&self) -> Precision {
         self.precision
@@ -203,11 +208,6 @@ impl Backend for Cpu {
         }
     }
 
-    /// Nothing is measured on a CPU.
-    fn tuned_profile(&self, _: Option<&Path>, _: &mut Stop) -> Result<(DeviceProfile, Vec<Note>)> {
-        Ok((self.profile(), Vec::new()))
-    }
-
     fn profile(&self) -> DeviceProfile {
         // Multiplications per second and core: AMX and AVX-512 measured on a Xeon, the others by their width.
         let products = match self.instructions {
@@ -231,8 +231,6 @@ impl Backend for Cpu {
             attention_cost: 1.0,
             adds_in_place: false,
             offloads: false,
-            block_granularity: 1,
-            host_page: (1, 0),
         }
     }
 
@@ -244,52 +242,32 @@ impl Backend for Cpu {
         Some(&self.pool)
     }
 
-    fn check_layers(&self, _: &[ConvLayout], _: &[u64]) -> Result<()> {
-        Ok(())
-    }
-
     fn free_bytes(&self) -> u64 {
         super::device::host_memory().1
     }
+}
+
+impl JobAllocation for Cpu {
+    type Memory = CpuMemory;
 
     fn allocate(&self, bytes: u64, _: PinnedBytes) -> Result<CpuMemory> {
         Ok(CpuMemory { block: self.allocator.block(bytes)?, nonfinite: NonFinite::default() })
     }
+}
 
-    fn is_pageable(&self, _: &CpuMemory) -> bool {
-        false
-    }
-
-    fn check_stream(&self, _: HostStream) -> Result<()> {
-        Ok(())
-    }
-
-    fn begin(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
-        Ok(())
-    }
-
-    fn finish(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
-        Ok(())
-    }
-
-    fn trace(&self, _: &mut CpuMemory, _: Option<u64>) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn take_spans(&self, _: &mut CpuMemory) -> Result<Vec<DeviceSpan>> {
-        Ok(Vec::new())
-    }
-
+impl Diagnosis for Cpu {
     fn take_nonfinite(&self, memory: &mut CpuMemory) -> NonFinite {
         std::mem::take(&mut memory.nonfinite)
     }
+}
+
+impl WeightStorage for Cpu {
+    type Store = ();
+    type Conv = ConvWeights;
+    type PackBuffers = ();
 
     fn allocate_weights(&self, _: u64, _: Residency) -> Result<()> {
         Ok(())
-    }
-
-    fn is_pageable_store(&self, (): &()) -> bool {
-        false
     }
 
     fn allocate_conv(&self, (): &(), _: u64, layout: &ConvLayout) -> Result<ConvWeights> {
@@ -309,7 +287,9 @@ impl Backend for Cpu {
     ) -> Result<()> {
         conv.write(part, source)
     }
+}
 
+impl Execution for Cpu {
     fn run(
         &self,
         memory: &mut CpuMemory,

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::driver::{DeviceBlock, driver_version, uuid};
-use super::launch::{CudaSizes, checksum};
-use super::offload::weights::{PreparedConv, WeightStore};
+use super::launch::{CudaSizes, Launcher, checksum};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
+use super::weights::{PreparedConv, WeightStore};
 use super::{Cuda, JobMemory};
-use crate::backend::{Backend, DeviceAllocator, Note, RunArgs, Stop};
+use crate::backend::{DeviceAllocator, DeviceFacts, Execution, Note, RunArgs, Stop, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
     Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
@@ -228,7 +228,7 @@ fn random_values() -> Vec<u16> {
 /// Runs operations on random values.
 struct Prober<'a, 'b> {
     gpu: &'a Cuda,
-    memory: JobMemory,
+    memory: JobMemory<Launcher>,
     weights: Vec<PreparedConv>,
     buffers: Buffers,
     stop: &'a mut Stop<'b>,

@@ -12,11 +12,6 @@ use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::ir::{DeviceProfile, PairCosts, Rates};
 
-/// The driver gives memory in whole pages of this size, and counts them as used.
-const DEVICE_PAGE: u64 = 2 << 20;
-/// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
-const HOST_PAGE: (u64, u64) = (4096, 8);
-
 /// Of the kernels that compute pairs of frames.
 fn pair_costs(precision: Precision, arch: KernelArch) -> Option<PairCosts> {
     // Of residual blocks, measured on an H200. The last upsampler takes 1.31 together, by the time of its layer.
@@ -46,8 +41,6 @@ pub fn device_profile(rates: Rates, precision: Precision, arch: KernelArch) -> D
         attention_cost: attention_cost(precision, arch),
         adds_in_place: true,
         offloads: true,
-        block_granularity: DEVICE_PAGE,
-        host_page: HOST_PAGE,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::exec::PlanKind;
 use crate::ir::Shape;
 use crate::model::FrameRange;
-use crate::plan::{DeviceDivision, DeviceReport, PlanReport};
+use crate::report::{DeviceDivision, DeviceReport, PlanReport};
 
 /// Divisions that are tried while estimates still change.
 const TRIES: usize = 3;

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::exec::DeviceSession;
 use crate::float_mode;
 use crate::model::Direction;
-use crate::plan::PlanReport;
+use crate::report::PlanReport;
 
 pub struct Member {
     pub session: Box<dyn DeviceSession>,

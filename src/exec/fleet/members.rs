@@ -14,7 +14,7 @@ use crate::exec::settings::Settings;
 use crate::exec::{Control, check};
 use crate::ir::TensorDevice;
 use crate::model::{Direction, Model, Network};
-use crate::plan::PlanReport;
+use crate::report::PlanReport;
 
 /// Progress of a frame's worth of work.
 const FRAME_WEIGHT: f64 = 1000.0;

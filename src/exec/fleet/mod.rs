@@ -26,7 +26,7 @@ use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, 
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice};
 use crate::model::{Direction, Model};
-use crate::plan::PlanReport;
+use crate::report::PlanReport;
 
 /// The session of a list of devices.
 pub struct FleetSession {

@@ -18,8 +18,7 @@ use crate::exec::settings::{Limit, Settings};
 use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
-use crate::plan::{DeviceDivision, PlanReport};
-use crate::report::Bytes;
+use crate::report::{Bytes, DeviceDivision, PlanReport};
 
 /// The share of a round's work that cuts may be, if memory allows.
 const CUT_SHARE: f64 = 0.15;

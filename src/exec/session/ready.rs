@@ -12,8 +12,8 @@ use crate::exec::workspace::Workspace;
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
-use crate::plan::{self, MAX_SLICE_LATENTS, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
-use crate::report::Bytes;
+use crate::plan::{self, MAX_SLICE_LATENTS, Plan, PlanError, Request, Spacing, TileSize};
+use crate::report::{Bytes, PlanReport};
 use crate::{reserve, thread_pool};
 
 /// The least memory that is left to other programs if the host sets no limit, such as for a desktop.

@@ -268,10 +268,9 @@ impl Places {
     fn assign(&self, interferes: &[Vec<u32>], order: &[usize], lost: &impl Fn() -> bool) -> Option<(Vec<u64>, u64)> {
         // A frame begins where another ends, so none ends beyond the sum of all.
         let all = self.units.iter().fold(0u64, |all, units| all.saturating_add(*units));
-        match all < u64::from(u32::MAX) {
-            true => self.assign_as::<u64>(interferes, order, lost),
-            false => self.assign_as::<u128>(interferes, order, lost),
-        }
+        let is_small = all < u64::from(u32::MAX);
+        let assign = if is_small { Places::assign_as::<u64> } else { Places::assign_as::<u128> };
+        assign(self, interferes, order, lost)
     }
 
     fn assign_as<I: Interval>(

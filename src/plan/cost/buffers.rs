@@ -1,4 +1,4 @@
-//! Buffers that operations need beside their frames: scratch, band buffers, tensor-map headroom.
+//! Buffers that operations need beside their frames: scratch and band buffers.
 
 use super::sizes::Target;
 use crate::ir::{BandPart, BandShape, BandedConvOp, ConvLayout, FrameShape, LayerId, Location, Op};
@@ -11,8 +11,8 @@ pub struct BufferBytes<'a> {
     scratched: Vec<Vec<(FrameShape, u64)>>,
     /// Of each layer.
     bands: Vec<Vec<LayerBands>>,
-    /// Bytes that must precede the band buffers.
-    pub headroom: u64,
+    /// The least offset of the band buffers.
+    pub least_band_offset: u64,
 }
 
 /// The bands of a layer for one shape.
@@ -25,7 +25,7 @@ struct LayerBands {
 
 impl<'a> BufferBytes<'a> {
     pub fn new(target: Target<'a>) -> BufferBytes<'a> {
-        BufferBytes { target, scratch: 0, scratched: Vec::new(), bands: Vec::new(), headroom: 0 }
+        BufferBytes { target, scratch: 0, scratched: Vec::new(), bands: Vec::new(), least_band_offset: 0 }
     }
 
     pub fn record<L: Location>(&mut self, op: &Op<L>) {
@@ -46,8 +46,8 @@ impl<'a> BufferBytes<'a> {
                 let rematerialised = conv.rematerialise.as_ref().map(|by| (by.layout, by.input));
                 for (layout, input) in rematerialised.into_iter().chain(for_statistics.then_some((layout, conv.input)))
                 {
-                    let whole = sizes.tensor_map_headroom(layout.window.output(input, layout.cout));
-                    self.headroom = self.headroom.max(whole);
+                    let least = sizes.least_band_offset(layout.window.output(input, layout.cout));
+                    self.least_band_offset = self.least_band_offset.max(least);
                 }
             }
             Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Blend(_) | Op::Store(_) => {}

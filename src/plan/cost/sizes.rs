@@ -176,6 +176,28 @@ impl FrameSizes {
     }
 }
 
+impl FrameSizes {
+    /// The same in slots that frames of a `larger` input fit too. Work items that run one after the other then share
+    /// slots; otherwise each size of tile would have pooled slots of its own.
+    pub fn in_slots_of(mut self, larger: &FrameSizes) -> FrameSizes {
+        let grow = |own: &mut u64, other: u64| *own = other.max(*own);
+        let grow_part = |(own, other): (&mut Option<u64>, &Option<u64>)| {
+            *own = own.map(|own| own.max(other.unwrap_or(0)));
+        };
+        grow(&mut self.input_bytes, larger.input_bytes);
+        self.outputs.iter_mut().zip(&larger.outputs).for_each(|(own, other)| grow(own, *other));
+        self.normalised.iter_mut().zip(&larger.normalised).for_each(grow_part);
+        self.cached
+            .iter_mut()
+            .zip(&larger.cached)
+            .for_each(|(own, other)| own.iter_mut().zip(other).for_each(grow_part));
+        for (own, other) in self.partial_sums.iter_mut().zip(&larger.partial_sums) {
+            own.iter_mut().zip(other).for_each(|(own, other)| grow(&mut own.bytes, other.bytes));
+        }
+        self
+    }
+}
+
 /// Bytes of a network's weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WeightBytes {
@@ -193,8 +215,8 @@ impl WeightBytes {
         for (layer, offloaded) in network.layers.iter().zip(offloaded) {
             *(if *offloaded { &mut host } else { &mut resident }) += target.sizes.weight_bytes(&layer.layout);
         }
-        let profile = &target.profile;
-        WeightBytes { block: profile.block_bytes(resident), host, mapping: profile.mapping_bytes(host) }
+        let sizes = target.sizes;
+        WeightBytes { block: sizes.block_bytes(resident), host, mapping: sizes.mapping_bytes(host) }
     }
 
     pub fn device(&self) -> u64 {
@@ -202,7 +224,7 @@ impl WeightBytes {
     }
 }
 
-/// Weights below this fraction of all weights are not worth fetching.
+/// Weights below this fraction of all weights are not worth fetching. Set by hand: all of them together are a few percent.
 const MIN_WEIGHT_SHARE: u64 = 256;
 
 /// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.

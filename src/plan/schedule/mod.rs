@@ -87,16 +87,19 @@ impl Schedule {
             Purpose::Run => all_items(&spec),
             Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
         };
-        let mut known: Vec<Arc<FrameSizes>> = Vec::new();
-        let mut sizes_of = |input: FrameShape| {
+        let sizes_of = |input: FrameShape| FrameSizes::new(&spec.network, &spec.policy, input, target);
+        let largest = Arc::new(sizes_of(spec.largest_tile()));
+        let mut known: Vec<Arc<FrameSizes>> = vec![Arc::clone(&largest)];
+        let mut shared_sizes = |input: FrameShape| {
             let same = known.iter().find(|sizes| sizes.input == input).cloned();
             same.unwrap_or_else(|| {
-                known.push(Arc::new(FrameSizes::new(&spec.network, &spec.policy, input, target)));
-                Arc::clone(known.last().expect("just pushed"))
+                let own = sizes_of(input);
+                known.push(Arc::new(if spec.is_interleaved() { own } else { own.in_slots_of(&largest) }));
+                Arc::clone(&known[known.len() - 1])
             })
         };
         let items = places.iter().map(|place| {
-            let sizes = sizes_of(spec.regions(spec.tile_of(place.item)).0.shape);
+            let sizes = shared_sizes(spec.regions(spec.tile_of(place.item)).0.shape);
             WorkItem::new(&spec, sizes, frames, place, purpose)
         });
         let items = items.collect();

@@ -51,10 +51,7 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
     let of_size = |size: TileSize| {
         let search = search_of(size);
         let fits = smallest(&search)?;
-        match whole.target.profile.offloads {
-            true => search.fastest_anywhere(policies).or(Some(fits)),
-            false => Some(fits),
-        }
+        if whole.target.profile.offloads { search.fastest_anywhere(policies).or(Some(fits)) } else { Some(fits) }
     };
     let mut sizes = smaller_tiles(whole.request);
     if whole.effort() > 1 {

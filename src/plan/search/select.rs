@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::candidates::{
-    LayerOffload, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
-    rematerialising_stage, whole_pairs, without_caches,
+    LayerOffload, MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage,
+    offload_costs, rematerialising_stage, whole_pairs, without_caches,
 };
 use crate::ir::{DeviceProfile, FrameShape, LayerId, Rates};
 use crate::model::Network;
@@ -19,27 +19,32 @@ use crate::plan::tiles::Grid;
 use crate::thread_pool;
 
 /// Policies that are looked at closely, of those with the same frames at full resolution: all, materialised, and
-/// materialised hidden ones.
+/// materialised hidden ones. On the corpus (2026-11-16) three were 1.02 faster than two and 1.22 faster than one; five
+/// since more sets compete (2026-11-18).
 const MAX_PROMISING: usize = 5;
-/// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans
-/// whose lower bound is below this share of the limit; the last one takes what is left.
+/// Plans that are packed per pass to see whether they fit. Most fit at the first or second try; more would not end
+/// within a second (`planner_grid`).
 const MAX_PACKED: usize = 8;
+/// A pass takes plans whose lower bound is below this share of the limit; the last one takes what is left. Without the
+/// passes of 0.94 and 0.86 one job of the corpus is 2.66 times as slow (2026-11-16).
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
-/// Work items times latent frames of a slice whose rehearsals are short enough for a whole search.
-const SHORT_REHEARSAL: u64 = 12;
-/// Latent frames of the longest slice that the search tries by itself. On average they have half.
-const USUAL_SLICE: u64 = 4;
+/// Work items times latent frames of a slice whose rehearsals are short enough for a whole search: those of even tiles,
+/// of which three are rehearsed, in the longest slices that are tried.
+const SHORT_REHEARSAL: u64 = 3 * MAX_PLANNED_SLICE;
 /// Layers of the largest network that is published. Rehearsals of deeper ones take longer, and a search makes more of them.
 const USUAL_LAYERS: u64 = 64;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
+/// Set by hand so that every search ends within a second (`planner_grid`).
 const MAX_EFFORT: usize = 16;
 /// Tries that follow an estimate of bytes before a search bisects. Three suffice where slots are pooled: one anywhere, one
 /// where the limit should be, one beside it.
 const MAX_GUESSES: usize = 4;
-/// Weights below this fraction of the limit are not worth a second search.
+/// Weights below this fraction of the limit are not worth a second search. Set by hand: 2.5 % of the limit.
 const MIN_WEIGHTS: u64 = 40;
+/// Plans whose times differ by less are equally fast. Estimates are off by several times as much (docs/planner.md).
+const TIME_STEP: f64 = 0.005;
 /// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
-const MAX_WEIGHT_WAIT: f64 = 0.005;
+const MAX_WEIGHT_WAIT: f64 = TIME_STEP;
 
 /// More columns of a layer's cache on the device, and the seconds that a byte of them saves.
 #[derive(Clone, Copy)]
@@ -49,11 +54,11 @@ struct ResidencyStep {
     resident_shares: u8,
 }
 
-/// Time in steps of half a percent, then bytes: of equally fast plans the smallest comes first.
+/// Time in steps of [`TIME_STEP`], then bytes: of equally fast plans the smallest comes first.
 type Rank = (i64, u64);
 
 fn rank(plan: &Plan) -> Rank {
-    ((plan.seconds().max(1e-9).ln() / 1.005f64.ln()) as i64, plan.device_bytes())
+    ((plan.seconds().max(1e-9).ln() / (1.0 + TIME_STEP).ln()) as i64, plan.device_bytes())
 }
 
 #[derive(Clone)]
@@ -110,10 +115,10 @@ impl<'a> Search<'a> {
     /// The same with weights offloaded, if that makes room.
     fn offloading_weights(&self) -> Search<'a> {
         let offloaded = fetchable_weights(&self.request.network, self.request.input_frame(), &self.target);
-        match WeightBytes::new(&self.request.network, &offloaded, &self.target).host >= self.limit / MIN_WEIGHTS {
-            true => Search { offloaded_weights: offloaded.into(), ..self.clone() },
-            false => self.clone(),
-        }
+        let bytes = WeightBytes::new(&self.request.network, &offloaded, &self.target).host;
+        let makes_room = bytes >= self.limit / MIN_WEIGHTS;
+        let offloaded = if makes_room { offloaded.into() } else { Arc::clone(&self.offloaded_weights) };
+        Search { offloaded_weights: offloaded, ..self.clone() }
     }
 
     /// What is found with offloaded weights, which takes the least device memory; or without, if host memory is short.
@@ -147,7 +152,7 @@ impl<'a> Search<'a> {
             Some(grid) => 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
-        let latents = self.request.slice_latents().unwrap_or(USUAL_SLICE);
+        let latents = self.request.slice_latents().unwrap_or(MAX_PLANNED_SLICE);
         let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
         (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
     }
@@ -290,9 +295,8 @@ impl<'a> Search<'a> {
         }
         by_frames
             .into_values()
-            .flat_map(fastest_and_smaller)
+            .flat_map(|policies| fastest_and_smaller(policies, MAX_PROMISING.div_ceil(effort)))
             .flat_map(|policy| fewer_materialised(policy, network, stage))
-            .step_by(effort)
             .collect()
     }
 
@@ -408,15 +412,15 @@ impl<'a> Search<'a> {
 }
 
 /// The fastest policies, without those that are slower and no smaller than another.
-fn fastest_and_smaller(mut policies: Vec<(Rank, SchedulePolicy)>) -> impl Iterator<Item = SchedulePolicy> {
+fn fastest_and_smaller(mut policies: Vec<(Rank, SchedulePolicy)>, most: usize) -> impl Iterator<Item = SchedulePolicy> {
     policies.sort_by_key(|(rank, _)| *rank);
-    let mut least = u64::MAX;
+    let mut least = None;
     policies.retain(|((_, bytes), _)| {
-        let smaller = *bytes < least;
-        least = least.min(*bytes);
+        let smaller = least.is_none_or(|least| *bytes < least);
+        least = Some(least.map_or(*bytes, |least| (*bytes).min(least)));
         smaller
     });
-    policies.truncate(MAX_PROMISING);
+    policies.truncate(most);
     policies.into_iter().map(|(_, policy)| policy)
 }
 

@@ -3,9 +3,9 @@
 use crate::plan::request::{MAX_WORK_ITEMS, Request};
 use crate::plan::tiles::{Spacing, TileSize};
 
-/// The search for tiles ends here: a job of more tiles would take too long.
+/// The search for tiles ends here: a job of more tiles would take too long. Set by hand.
 const MAX_TILES: u64 = 1 << 9;
-/// Pixels of a tile's side, at least.
+/// Pixels of a tile's side, at least: eight latent pixels. Smaller tiles are mostly overlap.
 const MIN_SIDE: u64 = 64;
 
 /// Evenly sized tiles, from the largest to the smallest. None is larger than the host asked for.

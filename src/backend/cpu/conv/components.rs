@@ -5,7 +5,8 @@
 use super::AreaTask;
 use super::grid::split_evenly;
 use super::patch::{self, KeptInputs, PatchSize};
-use super::winograd::{GROUP, InputTransform, OutputTransform, ShareProducts, Square};
+use super::square::{GROUP, Square};
+use super::winograd::{InputTransform, OutputTransform, ShareProducts};
 use crate::backend::Stop;
 use crate::backend::cpu::simd::{BLOCK, MicroTile, Microkernels, PANEL};
 use crate::ir::{FrameUnit, OWN_SLABS, Offsets, Term};

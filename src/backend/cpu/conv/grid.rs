@@ -1,7 +1,7 @@
 //! How a convolution's output is divided into areas, and whether it is computed by Winograd's algorithm.
 //! Depends on shapes and precision alone. Statistics are summed area by area, the same for any number of threads.
 
-use super::winograd::{GROUP, Square};
+use super::square::{GROUP, Square};
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, MOST_TILES, PANEL, TILE, panel_count};

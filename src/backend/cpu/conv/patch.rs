@@ -2,7 +2,7 @@
 //! The microkernel then knows the stride of pixels at compile time, and a tap is an offset.
 
 use super::grid::{OutputArea, OutputGrid};
-use super::winograd::Square;
+use super::square::Square;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
 use crate::backend::cpu::simd::{Simd, SimdOp};

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::grid::{is_first_slab, square_of, uses_winograd};
-use super::winograd::Square;
+use super::square::Square;
 use crate::backend::cpu::element::{Number, block_channels};
 use crate::backend::cpu::memory::{ALIGN, HostBlock};
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, WEIGHT_TILE, panel_count, panel_width};

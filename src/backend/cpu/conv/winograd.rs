@@ -14,55 +14,25 @@
 //! then the rows of the result. Channels and terms are summed before the way back. So each component is a convolution
 //! of its own, with one tap over an image of squares.
 
-use std::ops::Range;
-
 use super::patch::PatchSize;
+use super::square::Square;
 use crate::backend::cpu::simd::{BLOCK, PANEL, Simd, SimdOp};
 
-/// Which squares of output pixels are computed together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Square {
-    /// 2 x 2 pixels. The factors are 1 and 1/2, so little precision is lost.
-    Small,
-    /// 4 x 4 pixels: 9/16 of the products, and 9/4 of the weights.
-    Large,
-}
-
-/// The largest side, the most components of a row, and those of columns that are in a group.
+/// The largest side, and the most components of a row.
 const MOST_SIDE: usize = 4;
 const MOST_COMPONENTS: usize = 6;
-pub const GROUP: usize = 2;
 
 /// Points of large squares. With 1 and 2, whose factors are further apart, rounding errors are twice as large.
 const A: f32 = 0.75;
 const B: f32 = 1.5;
 
 impl Square {
-    /// Rows and columns of pixels.
-    pub const fn side(self) -> usize {
-        match self {
-            Square::Small => 2,
-            Square::Large => 4,
-        }
-    }
-
-    /// Components in one dimension.
-    pub const fn components(self) -> usize {
-        self.side() + 2
-    }
-
     /// The points p of the components that are neither the first nor the last: p, -p, and so on.
     const fn points(self) -> &'static [f32] {
         match self {
             Square::Small => &[1.0],
             Square::Large => &[A, B],
         }
-    }
-
-    /// Components of columns whose sums come back to the output together: the first, those of each point, the last.
-    pub fn groups(self) -> impl Iterator<Item = Range<usize>> {
-        let pairs = (1..=self.side()).step_by(2).map(|component| component..component + 2);
-        std::iter::once(0..1).chain(pairs).chain(std::iter::once(self.side() + 1..self.side() + 2))
     }
 
     /// The point of such a component.

@@ -6,7 +6,7 @@ use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
 use super::bf16::{AHEAD, Bf16Kernels, BlockProduct, TILE, WEIGHT_TILE};
-use super::microkernel::PANEL;
+use super::vector::PANEL;
 use super::x86::Amx;
 
 /// Whether tiles can be used. Asks the system for them, for the whole process.

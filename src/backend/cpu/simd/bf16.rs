@@ -3,9 +3,8 @@
 
 use half::bf16;
 
-use super::microkernel::PANEL;
 use super::portable::Portable;
-use super::vector::{Simd, SimdOp};
+use super::vector::{PANEL, Simd, SimdOp};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512, Avx512Bf16};
 

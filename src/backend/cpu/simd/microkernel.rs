@@ -4,14 +4,12 @@
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 use super::portable::Portable;
-use super::vector::{Simd, SimdOp};
+use super::vector::{PANEL, Simd, SimdOp};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
 
 /// Input channels that are contiguous in a patch.
 pub const BLOCK: usize = 16;
-/// Output channels of a full panel of weights.
-pub const PANEL: usize = 32;
 /// A last panel of at most this many channels is computed by [`dot_tile`].
 pub const DOT_CHANNELS: usize = 4;
 /// Pixels of the largest [`dot_tile`].

@@ -16,12 +16,12 @@ use crate::backend::Precision;
 
 pub(super) use bf16::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, TILE, WEIGHT_TILE};
 pub(super) use microkernel::{
-    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, OuterProduct, PANEL, dot_tile, panel_count, panel_width,
+    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, OuterProduct, dot_tile, panel_count, panel_width,
 };
 #[cfg(target_arch = "aarch64")]
 pub(super) use neon::{Neon, NeonBf16};
 pub(super) use portable::Portable;
-pub(super) use vector::{Simd, SimdOp, exp, rough_silu, silu};
+pub(super) use vector::{PANEL, Simd, SimdOp, exp, rough_silu, silu};
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Amx, Avx2, Avx512, Avx512Bf16};
 

@@ -7,8 +7,7 @@ use std::arch::asm;
 use half::bf16;
 
 use super::bf16::{Bf16Kernels, BlockProduct, TILE, WEIGHT_TILE};
-use super::microkernel::PANEL;
-use super::vector::{Simd, SimdOp};
+use super::vector::{PANEL, Simd, SimdOp};
 
 #[derive(Clone, Copy)]
 pub struct Neon;

@@ -4,6 +4,9 @@
 
 use half::bf16;
 
+/// Output channels of a full panel of weights.
+pub const PANEL: usize = 32;
+
 /// A piece of work on vectors.
 pub trait SimdOp {
     /// # Safety

@@ -18,7 +18,7 @@ mod stream;
 
 pub use arch::{ARCH_VARIABLE, KernelArch};
 pub use bundle::Bundle;
-pub use context::Context;
+pub use context::{Context, Current};
 pub use device::{Gpu, driver_version, ready};
 pub use discovery::{devices, uuid};
 pub use error::check;

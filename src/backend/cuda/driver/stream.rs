@@ -108,13 +108,6 @@ impl CudaStream {
         check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.raw.handle, event.handle(), 0) })
     }
 
-    /// Later work in `compute` waits for all of `streams`, and later work in this one for `compute`.
-    pub fn join(&self, compute: &CudaStream, streams: &[&CudaStream]) -> Result<()> {
-        let event = Event::new(&self.raw.context)?;
-        streams.iter().try_for_each(|stream| event.order(stream.handle(), compute.handle()))?;
-        event.order(compute.handle(), self.handle())
-    }
-
     /// Blocks the calling thread until the stream is empty.
     pub fn synchronise(&self) -> Result<()> {
         // SAFETY: the stream lives.

@@ -2,16 +2,16 @@
 
 use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
-use super::limit::attention_products;
 use super::params::AttentionParams;
 use super::tensor_map;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
+use crate::backend::gpu::{RowSizes, attention_products};
 use crate::error::Result;
 use crate::ir::{AttentionOp, Offsets};
 
 impl Launcher {
-    pub fn attention(&self, block: &DeviceBlock, op: &AttentionOp<Offsets>) -> Result<()> {
+    pub fn launch_attention(&self, block: &DeviceBlock, op: &AttentionOp<Offsets>) -> Result<()> {
         let (shape, sizes) = (op.shape, self.sizes);
         tiling::check_attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {

@@ -2,14 +2,18 @@
 
 use std::ops::Range;
 
-use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder, LaunchedFrames};
+use super::conv_params::{ConvParamsBuilder, LaunchedFrames};
 use super::launcher::{Launcher, WeightPointers};
-use super::limit::conv_products;
 use super::params::ConvParams;
-use super::tiling::{self, ConvKernel, WeightOrder};
+use super::queue::JobBlock;
+use super::tiling::{self, ConvKernel, MAX_FRAMES, WeightOrder};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
+use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::error::{Error, Result};
-use crate::ir::{ConvFrame, ConvLayout, FrameShape, Offsets, Prologue, Window};
+use crate::ir::{ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Offsets, Prologue, Window};
+
+/// Rows that a launch of several frames has at least: of the tallest tiles.
+const LEAST_ROWS: u64 = 16;
 
 /// A kernel with the tile it works on.
 struct ConvVariant {
@@ -95,47 +99,15 @@ impl Launcher {
         kernel.function().map(|_| ())
     }
 
-    /// Whole frames, with their statistics.
-    pub fn conv(
-        &self,
-        block: &DeviceBlock,
-        weights: &WeightPointers,
-        conv: &ConvLaunch,
-        frames: &[ConvFrame<Offsets>],
-    ) -> Result<()> {
-        let output = conv.layout.window.output(conv.input, conv.layout.cout);
-        let bytes = self.sizes.data_bytes(output);
-        let params = self.conv_band(block, weights, conv, frames, &ConvBand::whole(conv.layout, conv.input))?;
-        let statistics: Vec<u64> = frames.iter().map(|frame| block.address(frame.out) + bytes).collect();
-        self.statistics((conv.layout, conv.input, conv.statistics), &params, &statistics)
-    }
-
-    /// A band, without the statistics, which need all bands. Returns the parameters of its last launch. Those that the
-    /// statistics need are the same in all launches.
-    pub fn conv_band(
-        &self,
-        block: &DeviceBlock,
-        weights: &WeightPointers,
-        conv: &ConvLaunch,
-        frames: &[ConvFrame<Offsets>],
-        band: &ConvBand,
-    ) -> Result<ConvParams> {
-        let mut params = ConvParams::default();
-        for launched in LaunchedFrames::of(conv.layout, frames) {
-            params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
-        }
-        Ok(params)
-    }
-
     fn launch_conv(
         &self,
         block: &DeviceBlock,
         weights: &WeightPointers,
         conv: &ConvLaunch,
         (frames, launched): (&[ConvFrame<Offsets>], &LaunchedFrames),
-        band: &ConvBand,
+        band: &ConvBand<Launcher>,
     ) -> Result<ConvParams> {
-        let (layout, grid) = (conv.layout, tiling::tile_grid(conv.layout, conv.input));
+        let (layout, grid) = (conv.layout, gpu::tile_grid(conv.layout, conv.input));
         let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue(), launched.is_pairs())?;
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
         let builder = ConvParamsBuilder { sizes, block, weights, conv, frames, band, launched, tile, tensor_maps };
@@ -146,7 +118,7 @@ impl Launcher {
             let first_row = params.first_row + rows.start as i32 * tile.0;
             let tiles_y = (rows.end - rows.start) as i32;
             let params = ConvParams { first_row, tiles_y, ..params };
-            self.launch_tiles(&variant, layout, (launched, band.stream), params)?;
+            self.launch_tiles(&variant, layout, (launched, band.queue), params)?;
         }
         Ok(params)
     }
@@ -185,5 +157,48 @@ impl Launcher {
                 None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params),
             }
         }
+    }
+}
+
+impl LaunchConv for Launcher {
+    fn conv(&self, block: &JobBlock, weights: &WeightPointers, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
+        if ConvKernel::of(&op.layout)? == ConvKernel::Out {
+            return self.launch_conv_out(block, weights, op);
+        }
+        let sums = !op.partial_sums.is_none();
+        if sums && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(&op.layout)) {
+            let count = op.frames.len();
+            return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
+        }
+        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
+        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
+        let bytes = self.sizes.data_bytes(layout.window.output(input, layout.cout));
+        let most = self.limit.pieces(conv_products(layout, input, LEAST_ROWS)) as usize;
+        for frames in op.frames.chunks(if sums { MAX_FRAMES } else { most.min(MAX_FRAMES) }) {
+            let params = self.conv_band(block, weights, &conv, frames, &ConvBand::whole(layout, input))?;
+            let statistics: Vec<DeviceOffset> = frames.iter().map(|frame| DeviceOffset(frame.out.0 + bytes)).collect();
+            self.statistics(block, &conv, &params, &statistics)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the parameters of its last launch. Those that the statistics need are the same in all launches.
+    fn conv_band(
+        &self,
+        block: &JobBlock,
+        weights: &WeightPointers,
+        conv: &ConvLaunch,
+        frames: &[ConvFrame<Offsets>],
+        band: &ConvBand<Launcher>,
+    ) -> Result<ConvParams> {
+        let mut params = ConvParams::default();
+        for launched in LaunchedFrames::of(conv.layout, frames) {
+            params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
+        }
+        Ok(params)
+    }
+
+    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool> {
+        Ok(ConvKernel::of(layout)? == ConvKernel::In)
     }
 }

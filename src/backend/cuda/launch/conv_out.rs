@@ -7,6 +7,7 @@ use super::norm::norm_params;
 use super::params::{OutFrameParams, OutParams};
 use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
+use crate::backend::gpu::RowSizes;
 use crate::error::{Error, Result};
 use crate::ir::{ConvOp, DeviceOffset, Offsets, Sizes, Term};
 
@@ -36,7 +37,7 @@ fn slabs_of(op: &ConvOp<Offsets>, at: usize, input: DeviceOffset, older: usize) 
 }
 
 impl Launcher {
-    pub fn conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp<Offsets>) -> Result<()> {
+    pub fn launch_conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp<Offsets>) -> Result<()> {
         let (layout, input, frames) = (&op.layout, op.input, &op.frames);
         let ((inputs, older), output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
         if inputs.len() > MAX_FRAMES {

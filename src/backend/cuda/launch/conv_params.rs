@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::frame_stride::FrameStride;
-use super::launcher::WeightPointers;
+use super::launcher::{Launcher, WeightPointers};
 use super::norm::norm_params;
 use super::params::{
     ConvParams, FrameParams, FramePart, HOST, MAIN, Plane, RESIDENT, SHORTCUT, SHORTCUT_TERM, SourceParams,
@@ -11,68 +11,12 @@ use super::params::{
 use super::sizes::CudaSizes;
 use super::tensor_map::{Swizzle, output_map, patch_map, residual_map};
 use super::tiling::{self, MAX_FRAMES};
-use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
+use crate::backend::cuda::driver::DeviceBlock;
+use crate::backend::gpu::{self, ConvBand, ConvLaunch, NextNorm, NormOf, RowSizes, SplitFrames};
 use crate::error::{Error, Result};
 use crate::ir::{
-    ConvFrame, ConvLayout, DeviceOffset, FrameShape, FrameUnit, Offsets, PartialSums, PartialSumsSize, Prologue, Sizes,
-    SplitColumns, Term, Window,
+    ConvFrame, ConvLayout, DeviceOffset, FrameShape, FrameUnit, Offsets, PartialSumsSize, Sizes, Term, Window,
 };
-
-/// What all launches of a convolution share.
-#[derive(Clone, Copy)]
-pub struct ConvLaunch<'a> {
-    pub layout: &'a ConvLayout,
-    pub input: FrameShape,
-    pub statistics: bool,
-    pub scratch: u64,
-    pub partial_sums: &'a PartialSums<Offsets>,
-}
-
-/// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first
-/// of `rows`. Outputs and residuals are virtual full-frame pointers; only the band's rows are backed by memory.
-pub struct ConvBand<'a> {
-    /// Rows of the tile grid.
-    pub rows: Range<u64>,
-    /// Rows of the input that they read.
-    pub input_rows: Range<u64>,
-    pub split: Option<SplitFrames<'a>>,
-    /// Where it runs, if not in the launch queue.
-    pub stream: Option<&'a CudaStream>,
-    pub next_norm: Option<NextNorm<'a>>,
-}
-
-impl ConvBand<'_> {
-    pub fn whole(layout: &ConvLayout, input: FrameShape) -> Self {
-        let rows = 0..tiling::tile_grid(layout, input).height;
-        ConvBand { rows, input_rows: 0..input.height, split: None, stream: None, next_norm: None }
-    }
-
-    /// The prologue that is applied to the output.
-    pub fn next_prologue(&self) -> Prologue {
-        self.next_norm.as_ref().map_or(Prologue::None, |norm| norm.layout.prologue)
-    }
-}
-
-/// The norm of the layer that reads the output, applied by `conv_in`. The statistics of its frames are known.
-pub struct NextNorm<'a> {
-    pub weights: WeightPointers,
-    pub layout: &'a ConvLayout,
-    pub statistics: &'a [DeviceOffset],
-}
-
-/// Cached frames that are split by column: (resident part, host part), both from the first input row of a band. Terms
-/// name them by the resident part.
-#[derive(Clone, Copy)]
-pub struct SplitFrames<'a> {
-    pub columns: SplitColumns,
-    pub frames: &'a [(DeviceOffset, DeviceOffset)],
-}
-
-impl SplitFrames<'_> {
-    fn host_part(&self, resident: DeviceOffset) -> Option<DeviceOffset> {
-        self.frames.iter().find(|(frame, _)| *frame == resident).map(|(_, host)| *host)
-    }
-}
 
 /// Frames of an operation that one launch computes, by their indices.
 pub enum LaunchedFrames {
@@ -138,7 +82,7 @@ pub struct ConvParamsBuilder<'a> {
     pub weights: &'a WeightPointers,
     pub conv: &'a ConvLaunch<'a>,
     pub frames: &'a [ConvFrame<Offsets>],
-    pub band: &'a ConvBand<'a>,
+    pub band: &'a ConvBand<'a, Launcher>,
     /// Which of the frames this launch computes, in the order of [`ConvParams::frame`].
     pub launched: &'a LaunchedFrames,
     pub tile: (i32, i32),
@@ -211,14 +155,14 @@ impl ConvParamsBuilder<'_> {
                 },
             }
         }
-        let by = tiling::output_rows(layout);
+        let by = gpu::output_rows(layout);
         let mut like_output = [Some(frame.out), frame.residual].into_iter().flatten();
         like_output.try_for_each(|frame| holds(frame, rows.start * by, count(rows) * by, output))
     }
 
     fn tiles(&self) -> ConvParams {
         let (layout, rows) = (self.conv.layout, &self.band.rows);
-        let grid = tiling::tile_grid(layout, self.conv.input);
+        let grid = gpu::tile_grid(layout, self.conv.input);
         ConvParams {
             height: grid.height as i32,
             width: grid.width as i32,
@@ -392,7 +336,9 @@ impl ConvParamsBuilder<'_> {
     }
 
     fn next_norm(&self, params: &mut ConvParams) -> Result<()> {
-        let Some(NextNorm { weights, layout, statistics }) = &self.band.next_norm else { return Ok(()) };
+        let Some(NextNorm { of: NormOf { weights, layout, .. }, statistics }) = &self.band.next_norm else {
+            return Ok(());
+        };
         let at = |frame: &DeviceOffset| self.block.at(frame.0, self.sizes.statistics_bytes(layout.groups));
         let addresses = statistics.iter().map(at).collect::<Result<Vec<u64>>>()?;
         let slots = FrameStride::new(addresses.iter().copied(), 8)?;

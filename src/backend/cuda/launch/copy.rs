@@ -1,41 +1,27 @@
-//! Launches copies of rows within device memory.
+//! Launches copies of rows within device memory, as they are, or to 8 bits and back.
 
 use super::launcher::Launcher;
-use super::params::CopyParams;
-use super::tiling::{CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
-use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
+use super::params::{CacheParams, CopyParams};
+use super::queue::JobBlock;
+use super::tiling::{self, CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
+use crate::backend::cuda::driver::CudaStream;
+use crate::backend::gpu::{LaunchCopies, RowCopy, RowPitches, RowSizes, U8Copy, U8Rows};
 use crate::error::{Error, Result};
+use crate::ir::CacheFormat;
 
-/// Rows of a frame, as offsets into a block. Whole units are copied.
-pub struct RowCopy {
-    pub from: u64,
-    pub to: u64,
-    pub bytes: u64,
-}
-
-/// Bytes of a row, and from one row to the next at either side.
-pub struct RowPitches {
-    pub row: u64,
-    pub from: u64,
-    pub to: u64,
-}
-
-impl Launcher {
-    /// Rows without gaps between them. `stream`: `None` for the launch queue.
-    pub fn copy(&self, stream: Option<&CudaStream>, block: &DeviceBlock, copies: &[RowCopy]) -> Result<()> {
-        let most = copies.iter().map(|copy| copy.bytes).max().unwrap_or(0).next_multiple_of(UNIT_BYTES);
-        self.copy_pitched(stream, block, copies, RowPitches { row: most, from: most, to: most })
-    }
-
-    pub fn copy_pitched(
+impl LaunchCopies for Launcher {
+    /// Whole units are copied.
+    fn copy_rows(
         &self,
         stream: Option<&CudaStream>,
-        block: &DeviceBlock,
+        block: &JobBlock,
         copies: &[RowCopy],
-        pitches: RowPitches,
+        pitches: Option<RowPitches>,
     ) -> Result<()> {
         let units = |bytes: u64| bytes.div_ceil(UNIT_BYTES);
         let most = copies.iter().map(|copy| units(copy.bytes)).max().unwrap_or(0);
+        let row = most * UNIT_BYTES;
+        let pitches = pitches.unwrap_or(RowPitches { row, from: row, to: row });
         if most == 0 {
             return Ok(());
         }
@@ -60,5 +46,56 @@ impl Launcher {
         // SAFETY: all regions are in the block, and everything else that uses them is in the same stream, or waits for
         // it.
         unsafe { self.kernels.copy_rows.launch(stream, grid, CO_RESIDENT_THREADS, &params) }
+    }
+
+    fn copy_u8(
+        &self,
+        stream: &CudaStream,
+        block: &JobBlock,
+        copy: U8Copy,
+        of: U8Rows,
+        frames: &[(u64, u64)],
+    ) -> Result<()> {
+        let U8Rows { part, width, rows } = of;
+        let (channels, element) = (tiling::channel_stride(part.channels), self.sizes.element());
+        let unit_channels = UNIT_BYTES / element;
+        let row_units = part.width * channels / unit_channels;
+        let units = row_units * rows;
+        if units == 0 || frames.is_empty() {
+            return Ok(());
+        }
+        if i32::try_from(units).is_err() || frames.len() > MAX_FRAMES {
+            return Err(Error::Internal(format!("{units} units of {} frames are rounded at once", frames.len())));
+        }
+        let exact = (width * channels * element, part.width * channels * element);
+        let stored = self.sizes.u8_row_bytes(part);
+        let [(from_pitch, from_row), (to_pitch, to_row)] = match copy {
+            U8Copy::Store => [exact, (stored, stored)],
+            U8Copy::Restore => [(stored, stored), exact],
+            U8Copy::Round => [exact, exact],
+        };
+        let mut params = CacheParams {
+            from_pitch: from_pitch as i64,
+            to_pitch: to_pitch as i64,
+            row_units: row_units as u32,
+            units: units as u32,
+            pixel_bytes: (part.width * channels) as u32,
+            block_units: (CacheFormat::block(channels) / unit_channels) as i32,
+            ..CacheParams::default()
+        };
+        for (i, (from, to)) in frames.iter().enumerate() {
+            params.from[i] = block.at(*from, (rows - 1) * from_pitch + from_row)?;
+            params.to[i] = block.at(*to, (rows - 1) * to_pitch + to_row)?;
+        }
+        let kernel = match copy {
+            U8Copy::Store => &self.kernels.cache_store,
+            U8Copy::Restore => &self.kernels.cache_restore,
+            U8Copy::Round => &self.kernels.cache_round,
+        };
+        let blocks = units.div_ceil(u64::from(CO_RESIDENT_THREADS) * 4) as u32;
+        let grid = [blocks.min(self.context.gpu.multiprocessors * 8), frames.len() as u32];
+        // SAFETY: all regions are in the block, and everything else that uses them is in the same stream, or waits for
+        // it.
+        unsafe { kernel.launch(stream, grid, CO_RESIDENT_THREADS, &params) }
     }
 }

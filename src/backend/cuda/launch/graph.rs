@@ -72,9 +72,9 @@ impl LaunchRecorder {
         self.pending.push(launch);
     }
 
-    /// Begins an operation of so many output elements.
-    pub fn begin(&mut self, elements: u64) {
-        self.recording = elements <= SMALL;
+    /// Begins an operation of so many output elements; `None` for one that is not collected.
+    pub fn begin(&mut self, elements: Option<u64>) {
+        self.recording = elements.is_some_and(|elements| elements <= SMALL);
         #[cfg(test)]
         if testing::OFF.get() {
             self.recording = false;
@@ -274,7 +274,7 @@ mod tests {
     fn recorder_batches_small_operations_up_to_a_limit() {
         let mut recorder = LaunchRecorder::default();
         let mut operation = |elements| {
-            recorder.begin(elements);
+            recorder.begin(Some(elements));
             let recording = recorder.is_recording();
             let complete = recorder.end();
             if complete {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::kernels::Kernels;
-use super::limit::LaunchLimit;
 use super::queue::LaunchQueue;
 use super::sizes::CudaSizes;
 use crate::backend::cuda::driver::Context;
+use crate::backend::gpu::LaunchLimit;
 
 /// The kernels of a precision on a GPU, and the queue that operations go to.
 pub struct Launcher {

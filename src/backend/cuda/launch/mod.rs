@@ -2,7 +2,6 @@
 //! Works on device memory alone; knows nothing of host memory, bands in flight or plans.
 
 mod attention;
-mod cache_u8;
 mod conv;
 mod conv_out;
 mod conv_params;
@@ -13,7 +12,6 @@ mod graph;
 mod kernel_contract;
 mod kernels;
 mod launcher;
-mod limit;
 mod norm;
 mod params;
 mod pixels;
@@ -22,17 +20,10 @@ mod sizes;
 mod tensor_map;
 pub mod tiling;
 
-pub use cache_u8::{U8Copy, U8Rows};
-pub use conv_params::{ConvBand, ConvLaunch, NextNorm, SplitFrames};
-pub use copy::{RowCopy, RowPitches};
 pub use kernels::{Kernels, checksum};
 pub use launcher::{Launcher, WeightPointers};
-#[cfg(test)]
-pub use limit::testing as limit_testing;
-pub use limit::{LaunchLimit, attention_products, conv_products};
-pub use norm::NormRows;
-pub use params::{ConvParams, Strided};
+pub use params::ConvParams;
 #[cfg(test)]
 pub use queue::testing;
-pub use queue::{GraphGuard, LaunchQueue};
+pub use queue::{JobBlock, LaunchQueue};
 pub use sizes::{CudaSizes, WeightLayout};

@@ -1,23 +1,16 @@
 //! Launches norms, and the statistics that they need.
 
-use std::ops::Range;
-
 use super::frame_stride::FrameStride;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
+use super::queue::JobBlock;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
-use crate::backend::cuda::driver::DeviceBlock;
+use crate::backend::gpu::{ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
 use crate::error::Result;
-use crate::ir::{ConvLayout, DeviceOffset, FrameShape, Prologue, Sizes};
+use crate::ir::{ConvLayout, DeviceOffset, Prologue, Sizes};
 
 /// By registers nine blocks of `norm_silu` fit on a multiprocessor. So these are two full rounds.
 const BLOCKS_A_MULTIPROCESSOR: u32 = 18;
-
-/// Rows of frames to normalise, and the bytes from one frame's rows to the next's at the destination.
-pub struct NormRows {
-    pub rows: Range<u64>,
-    pub out_bytes: u64,
-}
 
 /// The norm before a layer. `stride`: from one slot of statistics to the next, in pairs of floats.
 pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u64, stride: i64) -> Norm {
@@ -32,17 +25,30 @@ pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u6
 }
 
 impl Launcher {
-    /// The first pixels of one frame, or of a part of one, in place. Its statistics are elsewhere.
-    pub fn norm_in_place(
+    fn launch_norms(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
+        let kernel = match layout.prologue {
+            Prologue::NormSilu => &self.kernels.norm_silu,
+            Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
+        };
+        let blocks = (self.context.gpu.multiprocessors * BLOCKS_A_MULTIPROCESSOR / frames).max(1);
+        // A thread for each unit of a pixel.
+        let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
+        let threads = CO_RESIDENT_THREADS.max(units);
+        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
+        // the work.
+        unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
+    }
+}
+
+impl LaunchNorm for Launcher {
+    fn norm_in_place(
         &self,
-        block: &DeviceBlock,
-        weights: &WeightPointers,
-        (layout, shape): (&ConvLayout, FrameShape),
-        (frame, pixels): (DeviceOffset, u64),
-        statistics: DeviceOffset,
+        block: &JobBlock,
+        &NormOf { weights, layout, shape }: &NormOf<Launcher>,
+        NormInPlace { first, pixels, statistics }: NormInPlace,
     ) -> Result<()> {
         let channels = tiling::channel_stride(shape.channels);
-        let address = block.at(frame.0, pixels * channels * self.sizes.element())?;
+        let address = block.at(first.0, pixels * channels * self.sizes.element())?;
         let statistics = block.at(statistics.0, self.sizes.statistics_bytes(layout.groups))?;
         let params = NormParams {
             norm: norm_params(weights, layout, statistics, 0),
@@ -52,15 +58,13 @@ impl Launcher {
             channels: channels as i32,
             ..NormParams::default()
         };
-        self.launch_norm(layout, &params, 1)
+        self.launch_norms(layout, &params, 1)
     }
 
-    /// (from, to) of each frame. `rows`: `None` for whole frames.
-    pub fn norm(
+    fn norm(
         &self,
-        block: &DeviceBlock,
-        weights: &WeightPointers,
-        (layout, shape): (&ConvLayout, FrameShape),
+        block: &JobBlock,
+        &NormOf { weights, layout, shape }: &NormOf<Launcher>,
         frames: &[(DeviceOffset, DeviceOffset)],
         rows: Option<NormRows>,
     ) -> Result<()> {
@@ -87,34 +91,17 @@ impl Launcher {
         for (i, (from, to)) in frames.iter().enumerate() {
             (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
         }
-        self.launch_norm(layout, &params, frames.len() as u32)
+        self.launch_norms(layout, &params, frames.len() as u32)
     }
 
-    fn launch_norm(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
-        let kernel = match layout.prologue {
-            Prologue::NormSilu => &self.kernels.norm_silu,
-            Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
-        };
-        let blocks = (self.context.gpu.multiprocessors * BLOCKS_A_MULTIPROCESSOR / frames).max(1);
-        // A thread for each unit of a pixel.
-        let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
-        let threads = CO_RESIDENT_THREADS.max(units);
-        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
-        // the work.
-        unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
-    }
-
-    /// The statistics of a convolution's output frames, to these addresses, if they are `wanted`.
-    pub fn statistics(
-        &self,
-        (layout, input, wanted): (&ConvLayout, FrameShape, bool),
-        conv: &ConvParams,
-        statistics: &[u64],
-    ) -> Result<()> {
-        if !wanted {
+    fn statistics(&self, block: &JobBlock, of: &ConvLaunch, conv: &ConvParams, into: &[DeviceOffset]) -> Result<()> {
+        let layout = of.layout;
+        if !of.statistics {
             return Ok(());
         }
-        let shape = layout.window.output(input, layout.cout);
+        let statistics = into.iter().map(|at| block.at(at.0, self.sizes.statistics_bytes(layout.groups)));
+        let statistics = statistics.collect::<Result<Vec<u64>>>()?;
+        let shape = layout.window.output(of.input, layout.cout);
         let (slots, count) = (FrameStride::new(statistics.iter().copied(), 8)?, statistics.len());
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));

@@ -4,8 +4,10 @@ use cudarc::driver::sys;
 
 use super::launcher::Launcher;
 use super::params::{BlendParams, LoadParams, StoreParams, Strided};
+use super::queue::JobBlock;
 use super::tiling::{self, PIXEL_THREADS};
-use crate::backend::cuda::driver::{DeviceBlock, check};
+use crate::backend::cuda::driver::{DeviceBlock, HostFlags, check};
+use crate::backend::gpu::{LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame, TensorPlace};
 use crate::error::Result;
 use crate::ir::{BlendTile, Fades, FrameShape, LoadTensor, StoreTensor};
 
@@ -13,13 +15,47 @@ fn grid(pixels: u64) -> [u32; 2] {
     [pixels.div_ceil(u64::from(PIXEL_THREADS)) as u32, 1]
 }
 
+/// A tensor's frame, as kernels see it.
+fn strided(block: &DeviceBlock, of: &TensorFrame) -> Result<Strided> {
+    let data = match of.at {
+        TensorPlace::Staged(offset) => block.at(offset, of.channels * of.rows * of.columns * of.dtype.bytes())?,
+        TensorPlace::Address(address) => address,
+    };
+    Ok(Strided {
+        data,
+        by_channel: of.by_channel,
+        by_row: of.by_row,
+        by_column: of.by_column,
+        dtype: of.dtype as u32,
+        channels: of.channels as i32,
+        height: of.rows as i32,
+        width: of.columns as i32,
+    })
+}
+
 impl Launcher {
-    /// `from`: the tensor's frame, in device memory. `nonfinite`: the word that tells of values that are not finite.
-    pub fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: Strided, nonfinite: u64) -> Result<()> {
+    /// Copies fades to the device; their addresses, null where there are none.
+    fn fades(&self, block: &DeviceBlock, scratch: u64, shape: FrameShape, fades: Option<Fades>) -> Result<[u64; 2]> {
+        let Some(Fades { rows, columns }) = fades else { return Ok([0, 0]) };
+        let mut addresses = [0; 2];
+        for (address, (offset, fade)) in addresses.iter_mut().zip([(0, rows), (shape.height * 4, columns)]) {
+            let bytes = size_of_val(fade);
+            *address = block.at(scratch + offset, bytes as u64)?;
+            let stream = self.queue.stream().handle();
+            // SAFETY: the region is that long. The driver has copied pageable memory when it returns.
+            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(*address, fade.as_ptr().cast(), bytes, stream) };
+            check("copying fades to the GPU", answer)?;
+        }
+        Ok(addresses)
+    }
+}
+
+impl LaunchPixels for Launcher {
+    fn load(&self, block: &JobBlock, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
         let params = LoadParams {
-            from,
+            from: strided(block, from)?,
             into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
-            nonfinite,
+            nonfinite: flags.at(NonFiniteFlag::Loaded as usize),
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             stride: tiling::input_stride(op.shape.channels) as i32,
@@ -30,15 +66,15 @@ impl Launcher {
         unsafe { self.kernels.load.launch(self.queue.stream(), grid(op.shape.pixels()), PIXEL_THREADS, &params) }
     }
 
-    /// `into`: the tensor's frame, in device memory. `nonfinite` as in `load`.
-    pub fn store(
+    fn store(
         &self,
-        block: &DeviceBlock,
+        block: &JobBlock,
         op: &StoreTensor,
+        into: &TensorFrame,
         scratch: u64,
-        into: Strided,
-        nonfinite: u64,
+        flags: &HostFlags,
     ) -> Result<()> {
+        let into = strided(block, into)?;
         let [rows, columns] = self.fades(block, scratch, op.shape, op.divide)?;
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
@@ -46,7 +82,7 @@ impl Launcher {
             from: block.at(op.from.0, self.sizes.data_bytes(op.shape))?,
             rows,
             columns,
-            nonfinite,
+            nonfinite: flags.at(NonFiniteFlag::Stored as usize),
             width: op.shape.width as i32,
             stride: tiling::output_stride(op.shape.channels) as i32,
             channel: op.channel as i32,
@@ -64,7 +100,7 @@ impl Launcher {
         unsafe { self.kernels.store.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
     }
 
-    pub fn blend(&self, block: &DeviceBlock, op: &BlendTile, scratch: u64) -> Result<()> {
+    fn blend(&self, block: &JobBlock, op: &BlendTile, scratch: u64) -> Result<()> {
         let [rows, columns] = self.fades(block, scratch, op.into_shape, Some(op.fades))?;
         let params = BlendParams {
             from: block.at(op.from.0, self.sizes.data_bytes(op.from_shape))?,
@@ -82,20 +118,5 @@ impl Launcher {
         let pixels = if op.clear { op.into_shape.pixels() } else { op.from_shape.pixels() };
         // SAFETY: as in `load`.
         unsafe { self.kernels.blend.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
-    }
-
-    /// Copies fades to the device; their addresses, null where there are none.
-    fn fades(&self, block: &DeviceBlock, scratch: u64, shape: FrameShape, fades: Option<Fades>) -> Result<[u64; 2]> {
-        let Some(Fades { rows, columns }) = fades else { return Ok([0, 0]) };
-        let mut addresses = [0; 2];
-        for (address, (offset, fade)) in addresses.iter_mut().zip([(0, rows), (shape.height * 4, columns)]) {
-            let bytes = size_of_val(fade);
-            *address = block.at(scratch + offset, bytes as u64)?;
-            let stream = self.queue.stream().handle();
-            // SAFETY: the region is that long. The driver has copied pageable memory when it returns.
-            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(*address, fade.as_ptr().cast(), bytes, stream) };
-            check("copying fades to the GPU", answer)?;
-        }
-        Ok(addresses)
     }
 }

@@ -1,6 +1,7 @@
 //! The compute stream that operations go to. Launches of small operations are collected and go to the GPU as a CUDA
 //! graph; no other file knows of graphs.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use parking_lot::Mutex;
 #[cfg(test)]
 pub use super::graph::testing;
 use super::graph::{KernelParams, LaunchRecorder, RecordedLaunch};
-use crate::backend::cuda::driver::{Context, CudaStream, Kernel};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Kernel};
 use crate::error::Result;
 
 /// Every method but `new` wants the context to be current.
@@ -29,8 +30,8 @@ impl LaunchQueue {
         &self.stream
     }
 
-    /// Begins an operation of so many output elements.
-    pub fn begin(&self, elements: u64) {
+    /// Begins an operation of so many output elements; `None` for one that is not collected.
+    pub fn begin(&self, elements: Option<u64>) {
         self.recorder.lock().begin(elements);
     }
 
@@ -79,6 +80,20 @@ impl LaunchQueue {
     /// For the owner of the memory that launches work in: drops their graphs with it.
     pub fn graph_guard(&self) -> GraphGuard {
         GraphGuard(Arc::clone(&self.recorder))
+    }
+}
+
+/// A job's block. Graphs of launches in it are dropped with it.
+pub struct JobBlock {
+    pub _graphs: GraphGuard,
+    pub block: DeviceBlock,
+}
+
+impl Deref for JobBlock {
+    type Target = DeviceBlock;
+
+    fn deref(&self) -> &DeviceBlock {
+        &self.block
     }
 }
 

@@ -2,14 +2,21 @@
 //! so that plans for a GPU can be made on a machine without one.
 
 use super::tiling::{
-    self, BANDS_IN_FLIGHT, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, HALO, MAX_FRAMES, REMATERIALISED_LEAD,
-    ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS, UNIT_BYTES, WEIGHT_TILE_BYTES,
+    self, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, MAX_FRAMES, ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS,
+    UNIT_BYTES, WEIGHT_TILE_BYTES,
 };
 use crate::backend::Precision;
+use crate::backend::gpu::{self, RowSizes};
 use crate::ir::{BandPart, BandShape, CacheFormat, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
 
 /// Mean and reciprocal deviation of a group of channels, in f32.
 const STATISTICS_BYTES: u64 = 8;
+
+/// The driver gives memory in whole pages of this size, and counts them as used.
+const DEVICE_PAGE: u64 = 2 << 20;
+/// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
+const HOST_PAGE: u64 = 4096;
+const HOST_PAGE_ENTRY: u64 = 8;
 
 /// The sizes of one precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,59 +35,9 @@ impl CudaSizes {
         ROW_BYTES / self.element()
     }
 
-    /// Pixels of a frame. Its statistics follow.
-    pub fn data_bytes(self, shape: FrameShape) -> u64 {
-        let stride = tiling::input_stride(shape.channels);
-        (shape.pixels() * stride * self.element()).next_multiple_of(UNIT_BYTES)
-    }
-
-    pub fn statistics_bytes(self, groups: u64) -> u64 {
-        groups * STATISTICS_BYTES
-    }
-
-    pub fn row_bytes(self, shape: FrameShape) -> u64 {
-        shape.width * tiling::channel_stride(shape.channels) * self.element()
-    }
-
-    /// A row in 8 bits: its pixels, then their scales in f16.
-    pub fn u8_row_bytes(self, shape: FrameShape) -> u64 {
-        let channels = tiling::channel_stride(shape.channels);
-        let scales = channels / CacheFormat::block(channels) * 2;
-        (shape.width * (channels + scales)).next_multiple_of(UNIT_BYTES)
-    }
-
-    /// A row of a cached frame, or of a part of one.
-    pub fn cached_row_bytes(self, shape: FrameShape, format: CacheFormat) -> u64 {
-        match format {
-            CacheFormat::Exact => self.row_bytes(shape),
-            CacheFormat::U8 => self.u8_row_bytes(shape),
-        }
-    }
-
-    /// A part of a band of so many rows.
-    pub fn band_part_bytes(self, shape: &BandShape, part: BandPart, rows: u64) -> u64 {
-        let output = shape.layout.window.output(shape.input, shape.layout.cout);
-        let row_and_height = |shape: FrameShape| (self.row_bytes(shape), shape.height);
-        let host_part = FrameShape { width: shape.columns.host_width(), ..shape.input };
-        let cached = (self.cached_row_bytes(host_part, shape.format), shape.input.height);
-        let ((row, height), rows) = match part {
-            BandPart::BlockInput(_) | BandPart::Input(_) | BandPart::Rounded(_) => {
-                (row_and_height(shape.input), rows + 2 * HALO)
-            }
-            BandPart::HostColumns(_) => (cached, rows + 2 * HALO),
-            BandPart::NewHostColumns(_) => (cached, rows),
-            BandPart::Rematerialised(_) => (row_and_height(shape.input), HALO + rows + REMATERIALISED_LEAD),
-            BandPart::Shortcut(_) => (row_and_height(output.with_channels(shape.layout.shortcut.unwrap_or(0))), rows),
-            BandPart::Output(_) | BandPart::StatisticsOutput => {
-                (row_and_height(output), rows * tiling::output_rows(&shape.layout))
-            }
-        };
-        (row * rows.min(height)).next_multiple_of(FRAME_ALIGN)
-    }
-
     /// Statistics records of one output frame.
     pub fn statistics_records_bytes(self, layout: &ConvLayout, input: FrameShape) -> u64 {
-        let grid = tiling::tile_grid(layout, input);
+        let grid = gpu::tile_grid(layout, input);
         let records = grid.height.div_ceil(STATISTICS_RECORD.0) * grid.width.div_ceil(STATISTICS_RECORD.1);
         layout.window.phases() * records * tiling::channel_tiles(layout) * TILE_CHANNELS / 4 * STATISTICS_BYTES
     }
@@ -114,6 +71,34 @@ impl CudaSizes {
     }
 }
 
+impl RowSizes for CudaSizes {
+    const FRAME_ALIGN: u64 = FRAME_ALIGN;
+
+    fn row_bytes(self, shape: FrameShape) -> u64 {
+        shape.width * tiling::channel_stride(shape.channels) * self.element()
+    }
+
+    /// Pixels, then their scales in f16.
+    fn u8_row_bytes(self, shape: FrameShape) -> u64 {
+        let channels = tiling::channel_stride(shape.channels);
+        let scales = channels / CacheFormat::block(channels) * 2;
+        (shape.width * (channels + scales)).next_multiple_of(UNIT_BYTES)
+    }
+
+    fn data_bytes(self, shape: FrameShape) -> u64 {
+        let stride = tiling::input_stride(shape.channels);
+        (shape.pixels() * stride * self.element()).next_multiple_of(UNIT_BYTES)
+    }
+
+    fn statistics_bytes(self, groups: u64) -> u64 {
+        groups * STATISTICS_BYTES
+    }
+
+    fn channel_tiles(self, layout: &ConvLayout) -> u64 {
+        tiling::channel_tiles(layout)
+    }
+}
+
 impl Sizes for CudaSizes {
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
         (self.data_bytes(shape) + self.statistics_bytes(groups)).next_multiple_of(FRAME_ALIGN)
@@ -139,14 +124,8 @@ impl Sizes for CudaSizes {
     fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64> {
         let is_streamed = |part: &BandPart| matches!(part, BandPart::Output(_) | BandPart::StatisticsOutput);
         // Statistics of streamed outputs are computed per band, from fours of channels.
-        if parts.iter().any(is_streamed) && !tiling::has_statistics_records(&shape.layout) {
-            return None;
-        }
-        // A rematerialised input is as much work as an output.
-        let rematerialised = parts.iter().filter(|part| matches!(part, BandPart::Rematerialised(_))).count();
-        let rows = tiling::band_rows(&shape.layout, shape.input, outputs + rematerialised as u64);
-        let buffer: u64 = parts.iter().map(|part| self.band_part_bytes(shape, *part, rows)).sum();
-        Some(BANDS_IN_FLIGHT * buffer)
+        let is_possible = !parts.iter().any(is_streamed) || tiling::has_statistics_records(&shape.layout);
+        is_possible.then(|| self.band_buffers(shape, parts, outputs))
     }
 
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {
@@ -169,8 +148,17 @@ impl Sizes for CudaSizes {
         ((shape.height + shape.width) * 4).next_multiple_of(FRAME_ALIGN)
     }
 
-    fn tensor_map_headroom(&self, shape: FrameShape) -> u64 {
+    /// Bands of a frame are addressed through a tensor map whose base is the start of the whole frame.
+    fn least_band_offset(&self, shape: FrameShape) -> u64 {
         self.data_bytes(shape)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(DEVICE_PAGE).unwrap_or(u64::MAX)
+    }
+
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        self.block_bytes(host / HOST_PAGE * HOST_PAGE_ENTRY)
     }
 }
 

@@ -174,19 +174,6 @@ pub fn channel_tiles(layout: &ConvLayout) -> u64 {
     layout.cout.div_ceil(TILE_CHANNELS)
 }
 
-/// The pixels that tiles cover: the output of one phase.
-pub fn tile_grid(layout: &ConvLayout, input: FrameShape) -> FrameShape {
-    match layout.window {
-        Window::Up => input,
-        window => window.output(input, layout.cout),
-    }
-}
-
-/// Output rows of one row of the grid.
-pub fn output_rows(layout: &ConvLayout) -> u64 {
-    if layout.window == Window::Up { 2 } else { 1 }
-}
-
 /// Whether launches hand partial sums to each other: where frames shrink, and later ones see earlier ones.
 pub fn passes_partial_sums(layout: &ConvLayout) -> bool {
     layout.window == Window::Down && layout.slabs > 1
@@ -208,50 +195,6 @@ pub fn tap_order(window: Window) -> Vec<u64> {
         }
         _ => (0..window.side() * window.side()).collect(),
     }
-}
-
-/// Pixels of a band, times channels, that keep the GPU busy, for one channel tile. Bands of few channels, or of one
-/// frame, which mostly waits for its cache, do with fewer: both are used when memory is short.
-const BAND_WORK: u64 = 1 << 24;
-const BAND_CHANNELS: u64 = 128;
-const BAND_FRAME_PIXELS: u64 = 1 << 16;
-/// Bands begin at whole tiles of every kernel; the tallest have this many rows.
-const BAND_ROWS: u64 = 16;
-/// Rows above and below a band that a 3x3 convolution reads.
-pub const HALO: u64 = 1;
-/// Rows below a band that are rematerialised with it, so that the next band begins at whole tiles of the producing
-/// layer.
-pub const REMATERIALISED_LEAD: u64 = 16;
-/// Bands in flight: one is fetched, one computed, one given back.
-pub const BANDS_IN_FLIGHT: u64 = 3;
-
-/// Rows of a frame, with those above and below that a 3x3 convolution reads for them.
-pub fn with_halo(rows: &Range<u64>, height: u64) -> Range<u64> {
-    rows.start.saturating_sub(HALO)..(rows.end + HALO).min(height)
-}
-
-/// Rows that a band of `frames` frames wants. `shape` is that of the input. Enough to keep the GPU busy, and few enough
-/// that bands overlap.
-pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
-    let tiles = channel_tiles(layout) * layout.window.phases();
-    let pixels = (BAND_WORK / shape.channels.max(BAND_CHANNELS)).min(frames * BAND_FRAME_PIXELS);
-    let rows = pixels.div_ceil(shape.width * frames * tiles) / BAND_ROWS * BAND_ROWS;
-    rows.clamp(BAND_ROWS, most_band_rows(shape))
-}
-
-fn most_band_rows(shape: FrameShape) -> u64 {
-    shape.height.div_ceil(BANDS_IN_FLIGHT).next_multiple_of(BAND_ROWS)
-}
-
-/// Rows that a band may have.
-pub fn possible_band_rows(shape: FrameShape) -> impl Iterator<Item = u64> {
-    (BAND_ROWS..=most_band_rows(shape)).step_by(BAND_ROWS as usize)
-}
-
-/// As many bands as with `most` rows, of sizes as equal as possible.
-pub fn even_band_rows(shape: FrameShape, most: u64) -> u64 {
-    let bands = shape.height.div_ceil(most);
-    shape.height.div_ceil(bands).next_multiple_of(BAND_ROWS)
 }
 
 /// Channels of a query that fit into the registers of a warp; two warps share one query.

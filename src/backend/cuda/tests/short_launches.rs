@@ -1,9 +1,10 @@
 //! Work that is too much for one launch, as on slow cards: the same bits from many.
 
-use super::bands::{self, Cache};
 use super::graphs::{LatentClip, open};
 use super::*;
-use crate::backend::cuda::launch::limit_testing::{FORCED, SPLIT};
+use crate::backend::gpu::limit_testing::{FORCED, SPLIT};
+use crate::backend::gpu::{attention_products, conv_products};
+use crate::backend::tests::bands::{self, Cache};
 
 /// Runs `work` with launches of any length, then with limits down to one row of tiles, and compares.
 fn assert_same_when_split<T: PartialEq>(gpu: &mut Cuda, limits: &[u64], what: &str, work: impl Fn(&Cuda) -> T) {

@@ -48,8 +48,6 @@ impl Device {
             attention_cost: 1.0,
             adds_in_place: self.separate_norms,
             offloads: self.copies.is_some(),
-            block_granularity: 1,
-            host_page: (1, 0),
         };
         Target::new(profile, self, 8)
     }
@@ -96,7 +94,13 @@ impl Sizes for Device {
     fn fade_bytes(&self, _: FrameShape) -> u64 {
         0
     }
-    fn tensor_map_headroom(&self, _: FrameShape) -> u64 {
+    fn least_band_offset(&self, _: FrameShape) -> u64 {
+        0
+    }
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
+    }
+    fn mapping_bytes(&self, _: u64) -> u64 {
         0
     }
 }

@@ -1,21 +1,18 @@
 //! Convolutions in bands of rows, for layers with offloaded inputs, causal caches or outputs. While one band computes,
 //! the copy engines fetch for the next one and offload the last one's results. Bands alternate between two compute
-//! streams, so that multiprocessors that idle at the end of one begin the next.
+//! queues, so that multiprocessors that idle at the end of one begin the next.
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
+use super::api::{
+    ConvBand, ConvLaunch, GpuApi, GpuConv, NextNorm, NormInPlace, NormOf, NormRows, Queue, RowCopy, RowPitches,
+    SplitFrames, U8Copy, U8Rows,
+};
 use super::copies::{HostFrames, HostRows};
 use super::division::{self, BandRows, BandSteps, Division, InFlightBand, RowsAt, host_frame};
-use super::weights::PreparedConv;
+use super::rows::{self, BANDS_IN_FLIGHT, RowSizes};
 use crate::backend::RunArgs;
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
-use crate::backend::cuda::launch::tiling::ConvKernel;
-use crate::backend::cuda::launch::{
-    ConvBand, ConvLaunch, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames,
-    U8Copy, U8Rows, WeightPointers, tiling,
-};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandPart, BandSource, BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets,
@@ -23,61 +20,60 @@ use crate::ir::{
 };
 
 /// How far the band in a buffer is.
-struct BandBuffer {
+struct BandBuffer<E> {
     /// Input from host memory has arrived.
-    fetched: Event,
+    fetched: E,
     /// All other input is prepared.
-    ready: Event,
-    computed: Event,
+    ready: E,
+    computed: E,
     /// The host part of the new cache is in 8 bits.
-    written: Event,
+    written: E,
     /// The resident part of the new cache has been copied out.
-    cached: Event,
+    cached: E,
     /// Everything for host memory has been copied out.
-    offloaded: Event,
+    offloaded: E,
 }
 
-impl BandBuffer {
-    fn new(context: &Arc<Context>) -> Result<BandBuffer> {
-        let event = || Event::new(context);
+impl<E> BandBuffer<E> {
+    fn new(event: impl Fn() -> Result<E>) -> Result<BandBuffer<E>> {
         let (fetched, ready, written) = (event()?, event()?, event()?);
         Ok(BandBuffer { fetched, ready, written, computed: event()?, cached: event()?, offloaded: event()? })
     }
 }
 
 /// The offloaded frames of a job, and the bands in flight.
-pub struct BandPipeline {
-    pub host: HostFrames,
+pub struct BandPipeline<G: GpuApi> {
+    pub host: HostFrames<G>,
     /// Bands alternate between these.
-    compute: [CudaStream; 2],
-    buffers: Vec<BandBuffer>,
+    compute: [G::Queue; 2],
+    buffers: Vec<BandBuffer<G::Event>>,
     next_buffer: usize,
     /// When each offloaded frame has arrived in host memory, by its offset.
-    arrived: HashMap<u64, Event>,
+    arrived: HashMap<u64, G::Event>,
 }
 
-impl BandPipeline {
+impl<G: GpuApi> BandPipeline<G> {
     /// `bytes`: of offloaded frames.
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<BandPipeline> {
+    pub fn new(gpu: &G, bytes: u64) -> Result<BandPipeline<G>> {
         Ok(BandPipeline {
-            host: HostFrames::new(context, bytes)?,
-            compute: [CudaStream::new(context)?, CudaStream::new(context)?],
-            buffers: (0..tiling::BANDS_IN_FLIGHT).map(|_| BandBuffer::new(context)).collect::<Result<_>>()?,
+            host: HostFrames::new(gpu, bytes)?,
+            compute: [gpu.queue()?, gpu.queue()?],
+            buffers: (0..BANDS_IN_FLIGHT).map(|_| BandBuffer::new(|| gpu.event())).collect::<Result<_>>()?,
             next_buffer: 0,
             arrived: HashMap::new(),
         })
     }
 
-    /// Later work in `stream` waits for all bands in flight, and later bands wait for `stream`.
-    pub fn join(&self, stream: &CudaStream) -> Result<()> {
-        self.host.upload.join(stream, &self.streams())
+    /// Later work in the main queue waits for all bands in flight, and later bands wait for the main queue.
+    pub fn join(&self, gpu: &G) -> Result<()> {
+        join(gpu, &self.host.upload, &self.queues())
     }
 
     pub fn synchronise(&self) -> Result<()> {
-        self.streams().into_iter().map(CudaStream::synchronise).fold(Ok(()), Result::and)
+        self.queues().into_iter().map(Queue::synchronise).fold(Ok(()), Result::and)
     }
 
-    fn streams(&self) -> [&CudaStream; 4] {
+    fn queues(&self) -> [&G::Queue; 4] {
         let [even, odd] = &self.compute;
         [&self.host.upload, &self.host.download, even, odd]
     }
@@ -85,14 +81,14 @@ impl BandPipeline {
     /// `weights`: of the operation's layer, fetched if they are offloaded.
     pub fn run(
         &mut self,
-        launcher: &Launcher,
-        block: &DeviceBlock,
+        gpu: &G,
+        block: &G::Block,
         op: &BandedConvOp<Offsets>,
-        weights: WeightPointers,
-        args: &RunArgs<PreparedConv>,
+        weights: G::Weights,
+        args: &RunArgs<G::Conv>,
     ) -> Result<()> {
-        let division = Division::new(launcher.sizes, op, args.buffers.bands)?;
-        let mut conv = BandedConv { launcher, pipeline: self, block, weights, division, args, params: None };
+        let division = Division::new(gpu.sizes(), op, args.buffers.bands)?;
+        let mut conv = BandedConv { gpu, pipeline: self, block, weights, division, args, launched: None };
         conv.await_offloaded_inputs()?;
         conv.save_statistics()?;
         let rows = conv.division.rows;
@@ -101,19 +97,30 @@ impl BandPipeline {
     }
 }
 
-/// A banded convolution in progress.
-struct BandedConv<'a> {
-    launcher: &'a Launcher,
-    pipeline: &'a mut BandPipeline,
-    block: &'a DeviceBlock,
-    weights: WeightPointers,
-    division: Division<'a>,
-    args: &'a RunArgs<'a, PreparedConv>,
-    /// Of the last band's launch. All bands have the same but for the rows.
-    params: Option<ConvParams>,
+/// Later work in the main queue waits for all of `queues`, and later work in `then` for the main queue.
+pub fn join<G: GpuApi>(gpu: &G, then: &G::Queue, queues: &[&G::Queue]) -> Result<()> {
+    let (event, main) = (gpu.event()?, gpu.main_queue());
+    for queue in queues {
+        queue.record(&event)?;
+        main.wait_for(&event)?;
+    }
+    main.record(&event)?;
+    then.wait_for(&event)
 }
 
-impl BandSteps for BandedConv<'_> {
+/// A banded convolution in progress.
+struct BandedConv<'a, G: GpuApi> {
+    gpu: &'a G,
+    pipeline: &'a mut BandPipeline<G>,
+    block: &'a G::Block,
+    weights: G::Weights,
+    division: Division<'a, G::Sizes>,
+    args: &'a RunArgs<'a, G::Conv>,
+    /// Of the last band's launch. What statistics need is the same in all of them.
+    launched: Option<G::Launched>,
+}
+
+impl<G: GpuApi> BandSteps for BandedConv<'_, G> {
     fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand> {
         let buffer = self.pipeline.next_buffer;
         self.pipeline.next_buffer = (buffer + 1) % self.pipeline.buffers.len();
@@ -127,7 +134,7 @@ impl BandSteps for BandedConv<'_> {
                 self.share_halo(above, &band)?;
             }
         }
-        self.launcher.queue.stream().record(&self.buffer(&band).ready)?;
+        self.gpu.main_queue().record(&self.buffer(&band).ready)?;
         Ok(band)
     }
 
@@ -135,28 +142,26 @@ impl BandSteps for BandedConv<'_> {
         let (buffer, op, rows) = (self.buffer(band), self.division.op, &band.rows);
         self.complete_input(band)?;
         let frames = self.division.conv_frames(band);
-        let (layout, input, statistics) = (&op.layout, op.input, op.statistics);
-        let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
-        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
         // Without a norm the input is read where it lies.
-        let input_rows = if op.has_norm() { rows.input.clone() } else { 0..input.height };
-        let stream = self.compute_stream(band);
-        stream.wait_for(&buffer.fetched)?;
-        stream.wait_for(&buffer.ready)?;
+        let input_rows = if op.has_norm() { rows.input.clone() } else { 0..op.input.height };
+        let queue = self.compute_queue(band);
+        queue.wait_for(&buffer.fetched)?;
+        queue.wait_for(&buffer.ready)?;
         if op.format == CacheFormat::U8 {
-            self.round(band, stream)?;
+            self.round(band, queue)?;
         }
         let split = self.division.split_frames(band);
         let split = (!split.is_empty()).then_some(SplitFrames { columns: op.columns, frames: &split });
-        let launched = ConvBand { rows: rows.own.clone(), input_rows, split, stream: Some(stream), next_norm: None };
-        let params = self.launcher.conv_band(self.block, &self.weights, &conv, &frames, &launched)?;
-        stream.record(&buffer.computed)?;
+        let launch = ConvBand { rows: rows.own.clone(), input_rows, split, queue: Some(queue), next_norm: None };
+        let conv = conv_launch(op, &PartialSums::NONE, self.args.buffers.scratch);
+        let launched = self.gpu.conv_band(self.block, &self.weights, &conv, &frames, &launch)?;
+        queue.record(&buffer.computed)?;
         self.offload(band)?;
-        self.params = Some(params);
+        self.launched = Some(launched);
         Ok(())
     }
 
-    /// The bands above and below compute on the same stream, which the copy enters after both.
+    /// The bands above and below compute in the same queue, which the copy enters after both.
     fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()> {
         let (division, own) = (&self.division, &band.rows.own);
         let frames = division.op.cache_writes().filter_map(|(i, to)| {
@@ -167,50 +172,49 @@ impl BandSteps for BandedConv<'_> {
         if frames.is_empty() {
             return Ok(());
         }
-        let (buffer, stream) = (self.buffer(band), self.compute_stream(below.unwrap_or(band)));
-        stream.wait_for(&buffer.computed)?;
+        let (buffer, queue) = (self.buffer(band), self.compute_queue(below.unwrap_or(band)));
+        queue.wait_for(&buffer.computed)?;
         match division.op.format {
             CacheFormat::Exact => {
                 let ([to, _], from) = (division.cached_rows(), self.sizes().row_bytes(division.op.input));
                 let bytes = (own.end - own.start) * to;
                 let copies: Vec<RowCopy> =
                     frames.iter().map(|(from, to)| RowCopy { from: *from, to: *to, bytes }).collect();
-                self.launcher.copy_pitched(Some(stream), self.block, &copies, RowPitches { row: to, from, to })?;
+                self.gpu.copy_rows(Some(queue), self.block, &copies, Some(RowPitches { row: to, from, to }))?;
             }
-            CacheFormat::U8 => self.copy_u8(stream, U8Copy::Store, (division.resident_shape(), own), &frames)?,
+            CacheFormat::U8 => {
+                let resident = self.u8_rows(division.resident_shape(), own);
+                self.gpu.copy_u8(queue, self.block, U8Copy::Store, resident, &frames)?;
+            }
         }
-        stream.record(&buffer.cached)
+        queue.record(&buffer.cached)
     }
 }
 
-impl BandedConv<'_> {
-    fn sizes(&self) -> CudaSizes {
-        self.launcher.sizes
+impl<G: GpuApi> BandedConv<'_, G> {
+    fn sizes(&self) -> G::Sizes {
+        self.gpu.sizes()
     }
 
-    fn buffer(&self, band: &InFlightBand) -> &BandBuffer {
+    fn buffer(&self, band: &InFlightBand) -> &BandBuffer<G::Event> {
         &self.pipeline.buffers[band.buffer]
     }
 
-    fn compute_stream(&self, band: &InFlightBand) -> &CudaStream {
+    fn compute_queue(&self, band: &InFlightBand) -> &G::Queue {
         &self.pipeline.compute[(band.rows.own.start / self.division.rows % 2) as usize]
     }
 
-    /// Columns of these rows, as many as `part` has, between frames in 8 bits and the band's rows.
-    fn copy_u8(
-        &self,
-        stream: &CudaStream,
-        copy: U8Copy,
-        (part, rows): (FrameShape, &Range<u64>),
-        frames: &[(u64, u64)],
-    ) -> Result<()> {
-        let of = U8Rows { part, width: self.division.op.input.width, rows: rows.end - rows.start };
-        self.launcher.copy_u8(stream, self.block, copy, of, frames)
+    /// Columns of these rows, as many as `part` has.
+    fn u8_rows(&self, part: FrameShape, rows: &Range<u64>) -> U8Rows {
+        U8Rows { part, width: self.division.op.input.width, rows: rows.end - rows.start }
     }
 
     /// Restores cached frames from 8 bits, rounds fresh ones that are read so, and brings what goes to host memory to
     /// 8 bits.
-    fn round(&self, band: &InFlightBand, stream: &CudaStream) -> Result<()> {
+    fn round(&self, band: &InFlightBand, queue: &G::Queue) -> Result<()> {
+        let copy = |copy: U8Copy, part: FrameShape, rows: &Range<u64>, frames: Vec<(u64, u64)>| {
+            self.gpu.copy_u8(queue, self.block, copy, self.u8_rows(part, rows), &frames)
+        };
         let (division, op, rows) = (&self.division, self.division.op, &band.rows);
         let (first, own) = (rows.input.start, rows.own.start);
         let [resident, host] = [division.resident_shape(), division.host_shape()];
@@ -219,21 +223,21 @@ impl BandedConv<'_> {
         let input = |i: usize, row: u64| division.input_rows(band, i).row(row);
         let from_device =
             op.cached().filter_map(|(i, at)| Some((division.resident_rows(at.resident?).row(first), input(i, first))));
-        self.copy_u8(stream, U8Copy::Restore, (resident, &rows.input), &from_device.collect::<Vec<_>>())?;
+        copy(U8Copy::Restore, resident, &rows.input, from_device.collect())?;
         let from_host = op.cached().filter_map(|(i, _)| {
             let from = division.rows_of(band, BandPart::HostColumns(i))?.row(first);
             Some((from, input(i, first) + right))
         });
-        self.copy_u8(stream, U8Copy::Restore, (host, &rows.input), &from_host.collect::<Vec<_>>())?;
+        copy(U8Copy::Restore, host, &rows.input, from_host.collect())?;
         let rounded = (0..op.inputs.len())
             .filter_map(|i| Some((input(i, first), division.rows_of(band, BandPart::Rounded(i))?.row(first))));
-        self.copy_u8(stream, U8Copy::Round, (op.input, &rows.input), &rounded.collect::<Vec<_>>())?;
+        copy(U8Copy::Round, op.input, &rows.input, rounded.collect())?;
         let written = (0..op.inputs.len()).filter_map(|i| {
             let to = division.rows_of(band, BandPart::NewHostColumns(i))?.row(own);
             Some((input(i, own) + right, to))
         });
-        self.copy_u8(stream, U8Copy::Store, (host, &rows.own), &written.collect::<Vec<_>>())?;
-        stream.record(&self.buffer(band).written)
+        copy(U8Copy::Store, host, &rows.own, written.collect())?;
+        queue.record(&self.buffer(band).written)
     }
 
     fn await_offloaded_inputs(&self) -> Result<()> {
@@ -256,34 +260,32 @@ impl BandedConv<'_> {
             }
             _ => Err(Error::Internal("statistics are to be saved that are saved already".into())),
         });
-        self.launcher.copy(None, self.block, &copies.collect::<Result<Vec<_>>>()?)
+        self.gpu.copy_rows(None, self.block, &copies.collect::<Result<Vec<_>>>()?, None)
     }
 
-    /// Joins the launch queue, marks offloaded frames, and launches the statistics.
+    /// Joins the main queue, marks offloaded frames, and launches the statistics.
     fn finish(self) -> Result<()> {
-        let BandedConv { launcher, pipeline, block, division, params, .. } = self;
-        let (op, sizes) = (division.op, launcher.sizes);
+        let BandedConv { gpu, pipeline, block, division, launched, args, .. } = self;
+        let op = division.op;
         for buffer in &pipeline.buffers {
-            launcher.queue.stream().wait_for(&buffer.computed)?;
-            launcher.queue.stream().wait_for(&buffer.cached)?;
+            gpu.main_queue().wait_for(&buffer.computed)?;
+            gpu.main_queue().wait_for(&buffer.cached)?;
         }
         for frame in division.offloaded_frames() {
             let arrived = match pipeline.arrived.remove(&frame.0) {
                 Some(event) => event,
-                None => Event::new(&launcher.context)?,
+                None => gpu.event()?,
             };
             pipeline.host.download.record(&arrived)?;
             pipeline.arrived.insert(frame.0, arrived);
         }
-        let Some(params) = params else { return Ok(()) };
+        let Some(launched) = launched else { return Ok(()) };
         let statistics = op.frames.iter().map(|frame| match frame.out {
-            FrameRef::Resident(out) => Ok(block.address(out) + sizes.data_bytes(division.output)),
-            FrameRef::Offloaded { statistics, .. } | FrameRef::Rematerialised { statistics, .. } => {
-                block.at(statistics.0, sizes.statistics_bytes(op.layout.groups))
-            }
+            FrameRef::Resident(out) => DeviceOffset(out.0 + gpu.sizes().data_bytes(division.output)),
+            FrameRef::Offloaded { statistics, .. } | FrameRef::Rematerialised { statistics, .. } => statistics,
         });
-        let statistics = statistics.collect::<Result<Vec<_>>>()?;
-        launcher.statistics((&op.layout, op.input, op.statistics), &params, &statistics)
+        let conv = conv_launch(op, &PartialSums::NONE, args.buffers.scratch);
+        gpu.statistics(block, &conv, &launched, &statistics.collect::<Vec<_>>())
     }
 
     /// Orders a band after the one that had its buffer before.
@@ -291,7 +293,7 @@ impl BandedConv<'_> {
         let (buffers, upload) = (&self.pipeline.buffers, &self.pipeline.host.upload);
         let BandBuffer { computed, cached, offloaded, .. } = self.buffer(band);
         let all = [computed, cached, offloaded];
-        all.into_iter().try_for_each(|event| self.launcher.queue.stream().wait_for(event))?;
+        all.into_iter().try_for_each(|event| self.gpu.main_queue().wait_for(event))?;
         // Another layer's band may have divided the buffer differently. After one of this layer, the parts that are
         // still copied out are not those that are fetched.
         let same_layer = band.rows.own.start / self.division.rows >= buffers.len() as u64;
@@ -310,19 +312,19 @@ impl BandedConv<'_> {
             let from = HostRows { frame: cached.host?, row_bytes, rows: &new };
             Some((from, division.rows_of(band, BandPart::HostColumns(i))?.row(new.start)))
         });
-        host.fetch_cached(self.block, &cached.collect::<Vec<_>>())?;
+        host.fetch_cached(self.gpu, self.block, &cached.collect::<Vec<_>>())?;
         for (i, at) in op.fresh() {
             if let Some(frame) = host_frame(at) {
                 let to = division.input_rows(band, i);
                 let from = HostRows { frame, row_bytes: to.row_bytes, rows: &rows.input };
-                host.fetch_rows(self.block, &from, to.offset)?;
+                host.fetch_rows(self.gpu, self.block, &from, to.offset)?;
             }
         }
         for (i, frame) in op.frames.iter().enumerate() {
             let offloaded = frame.shortcut.and_then(|shortcut| host_frame(shortcut.from));
             if let (Some(frame), Some(to)) = (offloaded, division.rows_of(band, BandPart::Shortcut(i))) {
                 let from = HostRows { frame, row_bytes: to.row_bytes, rows: &rows.own };
-                host.fetch_rows(self.block, &from, to.offset)?;
+                host.fetch_rows(self.gpu, self.block, &from, to.offset)?;
             }
         }
         host.upload.record(&self.buffer(band).fetched)
@@ -341,7 +343,7 @@ impl BandedConv<'_> {
             return Ok(());
         }
         let rows = NormRows { rows: new, out_bytes: division.input_bytes() };
-        self.launcher.norm(self.block, &self.weights, (&op.layout, op.input), &resident, Some(rows))
+        self.gpu.norm(self.block, &self.own_norm(), &resident, Some(rows))
     }
 
     /// Rematerialises fresh frames, but for the rows that the band above has made.
@@ -360,15 +362,15 @@ impl BandedConv<'_> {
             outs.push((index, to.virtual_top()));
             known.push(statistics);
         }
-        self.launcher.copy(None, self.block, &copies)?;
+        self.gpu.copy_rows(None, self.block, &copies, None)?;
         if outs.is_empty() || rows.rematerialised.is_empty() {
             return Ok(());
         }
         // A convolution from pixels is so short that a separate norm would double its time.
         if let Some(by) = &op.rematerialise
-            && ConvKernel::of(&by.layout)? == ConvKernel::In
+            && self.gpu.normalises_output(&by.layout)?
         {
-            let norm = NextNorm { weights: self.weights, layout: &op.layout, statistics: &known };
+            let norm = NextNorm { of: self.own_norm(), statistics: &known };
             return self.rematerialise(*buffer, &outs, &rows.rematerialised, Some(norm));
         }
         // The part of a block's input holds a band and its halo. So the lead of the first band is a launch of its own.
@@ -381,14 +383,15 @@ impl BandedConv<'_> {
             let FrameRef::Rematerialised { statistics, .. } = at else { continue };
             let first = DeviceOffset(division.input_rows(band, i).row(rows.rematerialised.start));
             let pixels = (rows.rematerialised.end - rows.rematerialised.start) * op.input.width;
-            self.norm_in_place((first, pixels), statistics)?;
+            self.gpu.norm_in_place(self.block, &self.own_norm(), NormInPlace { first, pixels, statistics })?;
         }
         Ok(())
     }
 
-    fn norm_in_place(&self, frame: (DeviceOffset, u64), statistics: DeviceOffset) -> Result<()> {
+    /// The norm of the operation's layer.
+    fn own_norm(&self) -> NormOf<'_, G> {
         let op = self.division.op;
-        self.launcher.norm_in_place(self.block, &self.weights, (&op.layout, op.input), frame, statistics)
+        NormOf { weights: &self.weights, layout: &op.layout, shape: op.input }
     }
 
     /// Computes these rows of frames, (index, virtual begin) each. Normalises what they read of a block's input.
@@ -397,19 +400,20 @@ impl BandedConv<'_> {
         buffer: usize,
         outs: &[(usize, DeviceOffset)],
         rows: &Range<u64>,
-        next_norm: Option<NextNorm>,
+        next_norm: Option<NextNorm<G>>,
     ) -> Result<()> {
         let Some(by) = &self.division.op.rematerialise else {
             return Err(Error::Internal("a frame is to be rematerialised, but no layer makes it".into()));
         };
         let (layout, input) = (&by.layout, by.input);
-        let weights = self.args.weights[by.layer].pointers()?;
+        let weights = self.args.weights[by.layer].resident()?;
         let normalised = self.division.normalised_block_inputs(buffer);
         let mut input_rows = 0..input.height;
         if !normalised.is_empty() {
-            input_rows = tiling::with_halo(rows, input.height);
+            input_rows = rows::with_halo(rows, input.height);
             let rows = NormRows { rows: input_rows.clone(), out_bytes: self.division.input_bytes() };
-            self.launcher.norm(self.block, &weights, (layout, input), &normalised, Some(rows))?;
+            let norm = NormOf { weights: &weights, layout, shape: input };
+            self.gpu.norm(self.block, &norm, &normalised, Some(rows))?;
         }
         let made = outs.iter().map(|(index, out)| {
             let RematerialisedFrame { terms, bias } = &by.frames[*index];
@@ -417,12 +421,12 @@ impl BandedConv<'_> {
             Ok(ConvFrame { terms: terms.collect::<Result<_>>()?, bias: *bias, residual: None, out: *out })
         });
         let made = made.collect::<Result<Vec<ConvFrame<Offsets>>>>()?;
-        let per_row = tiling::output_rows(layout);
+        let per_row = rows::output_rows(layout);
         let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
         let conv = ConvLaunch { layout, input, statistics: false, scratch, partial_sums };
         let rows = rows.start / per_row..rows.end / per_row;
         let band = ConvBand { rows, input_rows, next_norm, ..ConvBand::whole(layout, input) };
-        self.launcher.conv_band(self.block, &weights, &conv, &made, &band).map(|_| ())
+        self.gpu.conv_band(self.block, &weights, &conv, &made, &band).map(|_| ())
     }
 
     /// Copies the rows that a band shares with the one above: host parts of cached frames, and normalised fresh frames.
@@ -440,11 +444,11 @@ impl BandedConv<'_> {
         });
         let mut copies: Vec<RowCopy> = cached.collect();
         if !copies.is_empty() {
-            self.launcher.queue.stream().wait_for(&self.buffer(above).fetched)?;
+            self.gpu.main_queue().wait_for(&self.buffer(above).fetched)?;
         }
         let normalised = op.fresh().filter(|(_, fresh)| matches!(fresh, FrameRef::Resident(_)));
         copies.extend(normalised.map(|(i, _)| copy(division.input_rows(above, i), division.input_rows(band, i))));
-        self.launcher.copy(None, self.block, &copies)
+        self.gpu.copy_rows(None, self.block, &copies, None)
     }
 
     /// What has to wait for the fetch: norms of fresh frames from host memory, and rematerialised shortcuts.
@@ -468,18 +472,18 @@ impl BandedConv<'_> {
         if from_host.is_empty() && shortcuts.is_empty() {
             return Ok(());
         }
-        let queue = &self.launcher.queue;
+        let queue = self.gpu.main_queue();
         if !from_host.is_empty() {
-            queue.stream().wait_for(&self.buffer(band).fetched)?;
+            queue.wait_for(&self.buffer(band).fetched)?;
         }
-        for (frame, statistics) in from_host {
+        for (first, statistics) in from_host {
             let pixels = (rows.input.end - rows.input.start) * op.input.width;
-            self.norm_in_place((frame, pixels), statistics)?;
+            self.gpu.norm_in_place(self.block, &self.own_norm(), NormInPlace { first, pixels, statistics })?;
         }
         if !shortcuts.is_empty() {
             self.rematerialise(*buffer, &shortcuts, &rows.own, None)?;
         }
-        queue.stream().record(&self.buffer(band).ready)
+        queue.record(&self.buffer(band).ready)
     }
 
     /// The host part of the new cache, and outputs that are offloaded.
@@ -494,25 +498,34 @@ impl BandedConv<'_> {
             let Some(frame) = to.host else { continue };
             let to = HostRows { frame, row_bytes, rows: own };
             match division.rows_of(band, BandPart::NewHostColumns(i)) {
-                Some(from) => host.offload_rows(self.block, from.offset, &to)?,
+                Some(from) => host.offload_rows(self.gpu, self.block, from.offset, &to)?,
                 None => {
                     let from = division.input_rows(band, i);
-                    host.offload_columns(self.block, (from.row(own.start), from.row_bytes), &to)?;
+                    host.offload_columns(self.gpu, self.block, from, &to)?;
                 }
             }
         }
-        let by = tiling::output_rows(&op.layout);
+        let by = rows::output_rows(&op.layout);
         for (i, frame) in op.frames.iter().enumerate() {
             let Some(frame) = host_frame(frame.out) else { continue };
             if let Some(from) = division.rows_of(band, BandPart::Output(i)) {
                 host.download.wait_for(&buffer.computed)?;
                 let rows = own.start * by..own.end * by;
                 let to = HostRows { frame, row_bytes: from.row_bytes, rows: &rows };
-                host.offload_rows(self.block, from.offset, &to)?;
+                host.offload_rows(self.gpu, self.block, from.offset, &to)?;
             }
         }
         host.download.record(&buffer.offloaded)
     }
+}
+
+/// What all bands of an operation share.
+fn conv_launch<'a>(
+    op: &'a BandedConvOp<Offsets>,
+    partial_sums: &'a PartialSums<Offsets>,
+    scratch: u64,
+) -> ConvLaunch<'a> {
+    ConvLaunch { layout: &op.layout, input: op.input, statistics: op.statistics, scratch, partial_sums }
 }
 
 /// Where a frame that rematerialises others is read: in place, or normalised, if there are normalised ones.

@@ -1,10 +1,21 @@
 //! How a convolution is divided into bands of rows: which rows each band reads and writes, and where in a band buffer
-//! they lie. Knows no stream and no copy, so that tests run it on symbols.
+//! they lie. Knows no queue and no copy, so that tests run it on symbols.
+//!
+//! The rules of a band buffer, which launches and copies rely on:
+//! 1. Parts lie one after the other, in the order of `BandedConvOp::band_parts`, and no two overlap. Their sizes are
+//!    those that the plan added up, for at least as many rows.
+//! 2. A part holds rows of one frame without gaps, from the first row that its band has: the input's with halo, or the
+//!    band's own. An output begins where the whole frame would; only the band's rows are backed by memory.
+//! 3. A part is written by one of fetch, norm, launch or copy, and read after the event that says so: `fetched` for host
+//!    memory, `ready` for the rest, `computed` for outputs, `written` for new host columns in 8 bits.
+//! 4. A buffer has a new band only after `computed`, `cached` and `offloaded` of the band before, and after the band
+//!    below that one has copied its halo.
+//! 5. The new cache may lie over the old one. So a row of it is written only after the bands above and below have read
+//!    it, and `download` waits for `fetched`.
 
 use std::ops::Range;
 
-use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, REMATERIALISED_LEAD};
-use crate::backend::cuda::launch::{CudaSizes, tiling};
+use super::rows::{self, BANDS_IN_FLIGHT, REMATERIALISED_LEAD, RowSizes};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandPart, BandSource, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, DeviceOffset,
@@ -23,7 +34,7 @@ pub struct BandRows {
 impl BandRows {
     pub fn new(top: u64, rows: u64, height: u64, above: Option<&BandRows>) -> BandRows {
         let own = top..(top + rows).min(height);
-        let input = tiling::with_halo(&own, height);
+        let input = rows::with_halo(&own, height);
         let made = above.map_or(0, |above| above.rematerialised.end);
         let rematerialised = made..(own.end + REMATERIALISED_LEAD).min(height);
         BandRows { own, input, rematerialised }
@@ -93,28 +104,28 @@ impl RowsAt {
 }
 
 /// A convolution, and where in a band buffer the rows of its frames lie.
-pub struct Division<'a> {
+pub struct Division<'a, S> {
     pub op: &'a BandedConvOp<Offsets>,
     /// Offset and bytes of all band buffers.
     bands: (u64, u64),
     /// Rows of a band.
     pub rows: u64,
     pub output: FrameShape,
-    sizes: CudaSizes,
+    sizes: S,
     /// Each part, and where it begins in a band buffer.
     parts: Vec<(BandPart, u64)>,
 }
 
-impl<'a> Division<'a> {
+impl<'a, S: RowSizes> Division<'a, S> {
     /// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of
     /// the job want.
-    pub fn new(sizes: CudaSizes, op: &'a BandedConvOp<Offsets>, bands: (u64, u64)) -> Result<Division<'a>> {
+    pub fn new(sizes: S, op: &'a BandedConvOp<Offsets>, bands: (u64, u64)) -> Result<Division<'a, S>> {
         let (shape, parts) = (op.band_shape(), op.band_parts().collect::<Vec<_>>());
         let bytes = |rows: u64| parts.iter().map(|part| sizes.band_part_bytes(&shape, *part, rows)).sum::<u64>();
-        let fit = tiling::possible_band_rows(op.input).take_while(|rows| bytes(*rows) <= bands.1 / BANDS_IN_FLIGHT);
+        let fit = rows::possible_band_rows(op.input).take_while(|rows| bytes(*rows) <= bands.1 / BANDS_IN_FLIGHT);
         let most = fit.last();
         let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", bands.1)))?;
-        let rows = tiling::even_band_rows(op.input, most);
+        let rows = rows::even_band_rows(op.input, most);
         let mut end = 0;
         let placed = parts.into_iter().map(|part| {
             let start = end;
@@ -148,7 +159,7 @@ impl<'a> Division<'a> {
             BandPart::NewHostColumns(_) => (rows.own.start, self.cached_rows()[1]),
             BandPart::Shortcut(_) => (rows.own.start, row_bytes(self.shortcut_shape())),
             BandPart::Output(_) | BandPart::StatisticsOutput => {
-                (rows.own.start * tiling::output_rows(&self.op.layout), row_bytes(self.output))
+                (rows.own.start * rows::output_rows(&self.op.layout), row_bytes(self.output))
             }
             // The rows of a block input are those that a launch reads.
             BandPart::BlockInput(_) | BandPart::Input(_) | BandPart::Rematerialised(_) | BandPart::Rounded(_) => {

@@ -1,9 +1,10 @@
-//! What a plan tells the host, in numbers.
+//! Plans in numbers.
 
 use std::ops::Range;
 
 use crate::ir::{CacheFormat, Rates, Shape};
 use crate::model::{Direction, FrameRange};
+use crate::plan::{Form, Plan, stored_channels};
 
 /// What a job takes. The run takes exactly this.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,5 +82,50 @@ pub struct DeviceReport {
 impl PlanReport {
     pub fn is_tiled(&self) -> bool {
         self.tiles != (1, 1)
+    }
+}
+
+impl Plan {
+    /// What the host is told.
+    pub fn report(&self) -> PlanReport {
+        let (network, policy) = (&self.spec.network, &self.spec.policy);
+        let shape = network.output_shape(self.spec.input);
+        let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
+        let image = match network.direction {
+            Direction::Encode => (self.spec.input.height, self.spec.input.width),
+            Direction::Decode => (shape.height, shape.width),
+        };
+        let grid = self.spec.grid.as_deref();
+        // A cache that nothing is offloaded from is never in 8 bits: a still image has none.
+        let mut layers = network.layers.iter().zip(&policy.layers);
+        let rounds = layers.any(|(layer, own)| layer.cache == CacheFormat::U8 && own.form == Form::Banded);
+        let cache = if rounds { CacheFormat::U8 } else { CacheFormat::Exact };
+        let stages = 0..network.stages.len();
+        PlanReport {
+            direction: network.direction,
+            arithmetic: String::new(),
+            range: self.spec.cone.range,
+            input: self.input,
+            output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
+            device_bytes: self.device_bytes(),
+            host_bytes: self.host_bytes(),
+            offloaded_bytes: self.pinned().offloaded,
+            moved_per_frame: self.estimate.moved.checked_div(frames).unwrap_or(0),
+            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
+            weight_bytes: self.weights.device(),
+            offloaded_weight_bytes: self.weights.host,
+            workspace_bytes: self.workspace_bytes().saturating_add(self.mapping_bytes()),
+            slice_frames: policy.slice / network.latent_rate(),
+            chunk_frames: policy.chunks.clone(),
+            rematerialised_frames: stages.clone().map(|stage| policy.rematerialised(network, stage)).collect(),
+            rematerialised_hidden: stages.map(|stage| policy.rematerialised_hidden(network, stage)).collect(),
+            tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
+            tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
+            tile_overlap: grid.map_or(0, |g| g.size.overlap),
+            exact: self.is_untiled() && cache == CacheFormat::Exact,
+            cache,
+            rates: self.rates,
+            division: None,
+        }
     }
 }

@@ -4,11 +4,40 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::backend::Precision;
-use crate::backend::cuda::launch::tiling::COLUMN_STEP;
-use crate::ir::{BandInput, ConvLayout, Prologue, Rematerialise, Sizes, SplitColumns, Window};
+use crate::ir::{BandInput, ConvLayout, Prologue, Rematerialise, SplitColumns, Window};
 
-const SIZES: CudaSizes = CudaSizes { precision: Precision::Fp16 };
+/// Tiles of every kernel begin at multiples of this many columns.
+const COLUMN_STEP: u64 = 32;
+
+/// Elements of two bytes.
+#[derive(Clone, Copy)]
+struct SymbolicSizes;
+
+const SIZES: SymbolicSizes = SymbolicSizes;
+
+impl RowSizes for SymbolicSizes {
+    const FRAME_ALIGN: u64 = 256;
+
+    fn row_bytes(self, shape: FrameShape) -> u64 {
+        shape.width * shape.channels * 2
+    }
+
+    fn u8_row_bytes(self, shape: FrameShape) -> u64 {
+        (shape.width * (shape.channels + 2)).next_multiple_of(16)
+    }
+
+    fn data_bytes(self, shape: FrameShape) -> u64 {
+        shape.elements() * 2
+    }
+
+    fn statistics_bytes(self, groups: u64) -> u64 {
+        groups * 8
+    }
+
+    fn channel_tiles(self, _: &ConvLayout) -> u64 {
+        1
+    }
+}
 
 /// A kind of frame, its number and a row. An "input" is normalised; cached ones are counted first. A "raw" frame is a
 /// fresh one before its norm. A "stored" one is an input in 8 bits. A "cached" one is a new part of the cache.
@@ -64,7 +93,7 @@ enum CacheCase {
 }
 
 struct SymbolicRun<'a> {
-    division: Division<'a>,
+    division: Division<'a, SymbolicSizes>,
     memory: SymbolicMemory,
     host: SymbolicMemory,
     buffer: usize,
@@ -83,7 +112,7 @@ impl SymbolicRun<'_> {
         rows: Range<u64>,
         bytes: u64,
         [from, to]: [&InFlightBand; 2],
-        at: impl Fn(&Division, &InFlightBand, u64) -> u64,
+        at: impl Fn(&Division<SymbolicSizes>, &InFlightBand, u64) -> u64,
     ) {
         self.memory.read(kind, input, rows.clone(), |row| at(&self.division, from, row));
         self.memory.write(kind, input, rows, bytes, |row| at(&self.division, to, row));
@@ -95,7 +124,7 @@ impl SymbolicRun<'_> {
         let (height, row) = (division.op.input.height, SIZES.row_bytes(division.op.input));
         for top in made.clone().step_by(division.rows as usize) {
             let end = (top + division.rows).min(made.end);
-            let read = tiling::with_halo(&(top..end), height);
+            let read = rows::with_halo(&(top..end), height);
             for (i, (from, part)) in division.normalised_block_inputs(band.buffer).into_iter().enumerate() {
                 self.memory.read("block input", i, read.clone(), |r| from.0 + r * row);
                 let at = |r: u64| part.0 + (r - read.start) * row;
@@ -155,7 +184,7 @@ impl BandSteps for SymbolicRun<'_> {
         let kind = cached_kind(op.format);
         for (i, cached) in op.cached() {
             let Some(frame) = cached.host else { continue };
-            let at = |division: &Division, band: &InFlightBand, row| {
+            let at = |division: &Division<SymbolicSizes>, band: &InFlightBand, row| {
                 division.rows_of(band, BandPart::HostColumns(i)).unwrap().row(row)
             };
             self.host.read(kind, i, new.clone(), |row| frame.0 + row * host_row);
@@ -166,7 +195,8 @@ impl BandSteps for SymbolicRun<'_> {
         }
         self.normalise_block_inputs(&band);
         for (i, fresh) in op.fresh() {
-            let at = |division: &Division, band: &InFlightBand, row| division.input_rows(band, i).row(row);
+            let at =
+                |division: &Division<SymbolicSizes>, band: &InFlightBand, row| division.input_rows(band, i).row(row);
             let (computed, copied) = match fresh {
                 FrameRef::Resident(frame) => {
                     self.memory.read("raw", i, new.clone(), |r| frame.0 + r * row);
@@ -273,8 +303,8 @@ fn plain_op(layout: ConvLayout, input: FrameShape) -> BandedConvOp<Offsets> {
     }
 }
 
-fn planned_bytes(op: &BandedConvOp<Offsets>) -> Option<u64> {
-    SIZES.band_bytes(&op.band_shape(), &op.band_parts().collect::<Vec<_>>(), op.frames.len() as u64)
+fn planned_bytes(op: &BandedConvOp<Offsets>) -> u64 {
+    SIZES.band_buffers(&op.band_shape(), &op.band_parts().collect::<Vec<_>>(), op.frames.len() as u64)
 }
 
 fn check(
@@ -367,7 +397,7 @@ fn check(
     });
     let op =
         BandedConvOp { rematerialise: hidden, inputs: op_inputs, columns, format, frames, ..plain_op(layout, input) };
-    let planned = planned_bytes(&op).expect("groups of four channels");
+    let planned = planned_bytes(&op);
     for late in [false, true] {
         let division = Division::new(SIZES, &op, (end, planned * room)).unwrap();
         let rows = division.rows;
@@ -434,7 +464,7 @@ fn division_refuses_a_buffer_that_was_not_planned() {
     let frame = BandedFrame { terms, shortcut: None, bias: 0, residual: None, out };
     let op =
         BandedConvOp { inputs: vec![BandInput::fresh(fresh)], frames: vec![frame], ..plain_op(layout(None), input) };
-    let planned = planned_bytes(&op).unwrap();
+    let planned = planned_bytes(&op);
     assert!(Division::new(SIZES, &op, (2 << 20, planned)).is_ok());
     assert!(Division::new(SIZES, &op, (2 << 20, planned / 4)).is_err());
 }

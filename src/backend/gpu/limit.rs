@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::tiling;
+use super::rows::tile_grid;
 use crate::ir::{ConvLayout, FrameShape, Rates};
 
 /// Seconds that a launch may be estimated to take.
@@ -51,7 +51,7 @@ impl LaunchLimit {
 /// Multiplications of so many rows of the tile grid, of each output frame. Frames at the start of a clip take fewer.
 pub fn conv_products(layout: &ConvLayout, input: FrameShape, rows: u64) -> u64 {
     let terms = layout.window.taps() * layout.slabs.min(MOST_TERMS) * layout.cin + layout.shortcut.unwrap_or(0);
-    let pixels = tiling::tile_grid(layout, input).width.saturating_mul(rows);
+    let pixels = tile_grid(layout, input).width.saturating_mul(rows);
     pixels.saturating_mul(terms).saturating_mul(layout.cout)
 }
 

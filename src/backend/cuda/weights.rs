@@ -1,5 +1,6 @@
 //! The weights of a network: resident, or offloaded to host memory until a layer needs them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -111,17 +112,13 @@ impl PreparedConv {
         }
     }
 
-    /// The first `slabs` slabs, and everything after the slabs, in host memory.
-    pub fn offloaded(&self, slabs: u64) -> Result<[&[u8]; 2]> {
+    /// Where in host memory the first `slabs` slabs are, and everything after the slabs.
+    pub fn offloaded(&self, slabs: u64) -> Result<(&PinnedMemory, [Range<u64>; 2])> {
         let WeightStore::Host(memory) = &self.store else {
             return Err(Error::Internal("weights are fetched that are resident".into()));
         };
-        let part = |from: u64, to: u64| -> Result<&[u8]> {
-            let address = memory.at(self.offset + from, to - from)?;
-            // SAFETY: that long, and not written any more once it is prepared.
-            Ok(unsafe { std::slice::from_raw_parts(address, (to - from) as usize) })
-        };
-        Ok([part(0, slabs * self.layout.slab_bytes)?, part(self.layout.shortcut, self.layout.end)?])
+        let part = |from: u64, to: u64| self.offset + from..self.offset + to;
+        Ok((memory, [part(0, slabs * self.layout.slab_bytes), part(self.layout.shortcut, self.layout.end)]))
     }
 
     /// Resident weights.

@@ -1,0 +1,250 @@
+//! A job on a GPU: its memory, the order of its operations, and how far the main queue may run ahead of the host.
+
+use super::api::{Event, GpuApi, GpuConv, NonFiniteFlag, NonFiniteFlags, NormOf, Queue, Spans};
+use super::bands::BandPipeline;
+use super::limit::{attention_products, conv_products};
+use super::rows::tile_grid;
+use super::staging::Staging;
+use crate::backend::{DeviceSpan, HostStream, NonFinite, RunArgs, Stop};
+use crate::error::{Error, Result};
+use crate::ir::{
+    AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId,
+    LoadTensor, NormaliseOp, Offsets, Op, PinnedBytes, StoreTensor,
+};
+
+/// The most operations in the main queue. Enough to keep the GPU busy, few enough that a cancel acts soon.
+const OPERATIONS_AHEAD: usize = 8;
+
+/// How much an operation is.
+#[derive(Clone, Copy, Default)]
+struct OpSize {
+    /// Of the output; `None` if it is never collected with others, as it copies, or never repeats.
+    elements: Option<u64>,
+    /// Multiplications, where they decide how long it takes.
+    products: u64,
+}
+
+/// The memory of a job, and the copies and bands in flight in it.
+pub struct JobMemory<G: GpuApi> {
+    /// Its drop waits for all queues, so it is dropped before them.
+    pub block: G::Block,
+    staging: Staging<G>,
+    bands: BandPipeline<G>,
+    /// Recorded after each operation, in turn.
+    operations: Vec<G::Event>,
+    next_operation: usize,
+    /// Whether the call is ordered on a queue of the host's, and must not block.
+    on_host_stream: bool,
+    /// For a trace.
+    spans: Option<G::Spans>,
+}
+
+impl<G: GpuApi> JobMemory<G> {
+    pub fn new(gpu: &G, block: G::Block, host: PinnedBytes) -> Result<JobMemory<G>> {
+        Ok(JobMemory {
+            block,
+            staging: Staging::new(gpu, host)?,
+            bands: BandPipeline::new(gpu, host.offloaded)?,
+            operations: (0..OPERATIONS_AHEAD).map(|_| gpu.event()).collect::<Result<_>>()?,
+            next_operation: 0,
+            on_host_stream: false,
+            spans: None,
+        })
+    }
+
+    pub fn is_pageable(&self) -> bool {
+        self.bands.host.is_pageable()
+    }
+
+    pub fn begin(&mut self, gpu: &G, host: Option<HostStream>) -> Result<()> {
+        let Some(host) = host else { return Ok(()) };
+        let _current = gpu.enter()?;
+        gpu.wait_for_host(host)?;
+        self.on_host_stream = true;
+        Ok(())
+    }
+
+    pub fn finish(&mut self, gpu: &G, host: Option<HostStream>) -> Result<()> {
+        self.on_host_stream = false;
+        let _current = gpu.enter()?;
+        let flushed = gpu.flush();
+        let arrived = self.staging.finish();
+        flushed.and(arrived).and(match host {
+            Some(host) => {
+                let joined = self.bands.join(gpu).and(self.staging.join(gpu));
+                // Even after a failure, the host's queue continues after all work that was begun.
+                let waits = gpu.host_waits(host);
+                joined.and(waits)
+            }
+            None => self.synchronise(gpu),
+        })
+    }
+
+    /// Waits for everything in the memory of a job. A call on the host's queue may have returned before its work has
+    /// ended, also one of another job that used the memory.
+    pub fn synchronise(&self, gpu: &G) -> Result<()> {
+        let main = gpu.flush().and_then(|()| gpu.main_queue().synchronise());
+        main.and(self.bands.synchronise()).and(self.staging.synchronise())
+    }
+
+    pub fn take_nonfinite(&mut self) -> NonFinite {
+        let flags = &mut self.staging.flags;
+        NonFinite { loaded: flags.take(NonFiniteFlag::Loaded), stored: flags.take(NonFiniteFlag::Stored) }
+    }
+
+    /// What follows belongs to operation number `op`; `None` ends the trace.
+    pub fn trace(&mut self, gpu: &G, op: Option<u64>) -> Result<()> {
+        let _current = gpu.enter()?;
+        if op.is_some() != self.spans.is_some() {
+            self.spans = op.map(|_| gpu.spans()).transpose()?;
+            self.staging.set_spans(self.spans.as_ref());
+            self.bands.host.set_spans(self.spans.as_ref());
+        }
+        self.spans.iter().zip(op).for_each(|(spans, op)| spans.set_op(op));
+        Ok(())
+    }
+
+    pub fn take_spans(&mut self, gpu: &G) -> Result<Vec<DeviceSpan>> {
+        let _current = gpu.enter()?;
+        self.spans.as_ref().map_or(Ok(Vec::new()), Spans::take)
+    }
+
+    /// Runs one operation: asks whether to stop, and keeps the main queue short. A call on the host's queue fills it
+    /// instead.
+    fn operate(
+        &mut self,
+        gpu: &G,
+        size: OpSize,
+        stop: &mut Stop,
+        launch: impl FnOnce(&mut JobMemory<G>) -> Result<()>,
+    ) -> Result<()> {
+        if stop() {
+            return Err(Error::Cancelled);
+        }
+        let _current = gpu.enter()?;
+        let spans = self.spans.clone();
+        let is_long = gpu.limit().is_long(size.products);
+        gpu.begin_operation(size.elements.filter(|_| !is_long && spans.is_none()));
+        let launched = match spans {
+            Some(spans) => gpu.record_span(&spans, "operations", || launch(self)),
+            None => launch(self),
+        };
+        let complete = gpu.end_operation();
+        launched?;
+        if !complete? || self.on_host_stream {
+            return Ok(());
+        }
+        let (at, operations) = (self.next_operation, &self.operations);
+        self.next_operation = (at + 1) % OPERATIONS_AHEAD;
+        operations[at].synchronise()?;
+        gpu.main_queue().record(&operations[at])?;
+        // At most one long operation waits behind the one that runs.
+        if is_long { operations[(at + OPERATIONS_AHEAD - 1) % OPERATIONS_AHEAD].synchronise() } else { Ok(()) }
+    }
+
+    pub fn run(&mut self, gpu: &G, op: &Op<Offsets>, args: &RunArgs<G::Conv>, stop: &mut Stop) -> Result<()> {
+        match op {
+            Op::Fetch(op) => self.fetch(gpu, op, args),
+            Op::Conv(op) => self.conv(gpu, op, args, stop),
+            Op::BandedConv(op) => self.banded_conv(gpu, op, args, stop),
+            Op::Normalise(op) => self.normalise(gpu, op, args, stop),
+            Op::Attention(op) => self.attention(gpu, op, stop),
+            Op::Load(_) | Op::Blend(_) | Op::Store(_) => {
+                Err(Error::Internal("an operation on host tensors was given to run".into()))
+            }
+        }
+    }
+
+    fn fetch(&mut self, gpu: &G, op: &FetchOp<Offsets>, args: &RunArgs<G::Conv>) -> Result<()> {
+        let _current = gpu.enter()?;
+        let (host, parts) = args.weights[op.layer].offloaded(op.into.slabs)?;
+        self.staging.fetch_weights(gpu, &self.block, host, parts, op.into.at)
+    }
+
+    /// The weights of a layer: resident, or fetched. Later work waits for fetched weights.
+    fn weights(
+        &self,
+        gpu: &G,
+        layer: LayerId,
+        fetched: Option<FetchedWeights<Offsets>>,
+        args: &RunArgs<G::Conv>,
+    ) -> Result<G::Weights> {
+        let weights = &args.weights[layer];
+        let Some(FetchedWeights { at, slabs }) = fetched else { return weights.resident() };
+        let _current = gpu.enter()?;
+        self.staging.await_weights(at, gpu.main_queue())?;
+        Ok(weights.fetched(&self.block, slabs, at))
+    }
+
+    fn conv(&mut self, gpu: &G, op: &ConvOp<Offsets>, args: &RunArgs<G::Conv>, stop: &mut Stop) -> Result<()> {
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        let elements = Some(output.elements() * op.frames.len() as u64);
+        let size = OpSize { elements, products: all_products(&op.layout, op.input, op.frames.len()) };
+        let weights = self.weights(gpu, op.layer, op.weights, args)?;
+        self.operate(gpu, size, stop, |memory| gpu.conv(&memory.block, &weights, op, args.buffers.scratch))
+    }
+
+    /// Frames that are too much for one launch are operations of their own.
+    fn attention(&mut self, gpu: &G, op: &AttentionOp<Offsets>, stop: &mut Stop) -> Result<()> {
+        let products = attention_products(op.shape, op.shape.pixels());
+        let most = gpu.limit().pieces(products).min(G::MAX_FRAMES as u64) as usize;
+        op.frames.chunks(most).try_for_each(|frames| {
+            let count = frames.len() as u64;
+            let elements = Some(op.shape.elements() * count);
+            let size = OpSize { elements, products: products.saturating_mul(count) };
+            let op = AttentionOp { shape: op.shape, frames: frames.to_vec() };
+            self.operate(gpu, size, stop, |memory| gpu.attention(&memory.block, &op))
+        })
+    }
+
+    fn banded_conv(
+        &mut self,
+        gpu: &G,
+        op: &BandedConvOp<Offsets>,
+        args: &RunArgs<G::Conv>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        if op.frames.len() > G::MAX_FRAMES {
+            return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
+        }
+        let weights = self.weights(gpu, op.layer, op.weights, args)?;
+        let size = OpSize { elements: None, products: all_products(&op.layout, op.input, op.frames.len()) };
+        self.operate(gpu, size, stop, |memory| memory.bands.run(gpu, &memory.block, op, weights, args))
+    }
+
+    fn normalise(
+        &mut self,
+        gpu: &G,
+        op: &NormaliseOp<Offsets>,
+        args: &RunArgs<G::Conv>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        let size = OpSize { elements: Some(op.shape.elements() * op.frames.len() as u64), products: 0 };
+        let weights = self.weights(gpu, op.layer, op.weights, args)?;
+        self.operate(gpu, size, stop, |memory| {
+            let norm = NormOf { weights: &weights, layout: &op.layout, shape: op.shape };
+            let mut launches = op.frames.chunks(G::MAX_FRAMES);
+            launches.try_for_each(|frames| gpu.norm(&memory.block, &norm, frames, None))
+        })
+    }
+
+    pub fn load(&mut self, gpu: &G, op: &LoadTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
+        self.operate(gpu, OpSize::default(), stop, |memory| {
+            memory.staging.load(gpu, &memory.block, op, buffers.staging[0])
+        })
+    }
+
+    pub fn blend(&mut self, gpu: &G, op: &BlendTile, buffers: &Buffers) -> Result<()> {
+        self.operate(gpu, OpSize::default(), &mut || false, |memory| gpu.blend(&memory.block, op, buffers.scratch))
+    }
+
+    pub fn store(&mut self, gpu: &G, op: &StoreTensor, buffers: &Buffers) -> Result<()> {
+        self.operate(gpu, OpSize::default(), &mut || false, |memory| {
+            memory.staging.store(gpu, &memory.block, op, buffers)
+        })
+    }
+}
+
+fn all_products(layout: &ConvLayout, input: FrameShape, frames: usize) -> u64 {
+    conv_products(layout, input, tile_grid(layout, input).height).saturating_mul(frames as u64)
+}

@@ -1,0 +1,27 @@
+//! What every GPU does alike: bands and their division, staging, frames and weights in host memory, and the order of
+//! copies and launches. Names no API; `api` says what one has to give. Knows no model, no plan and no clip.
+
+mod api;
+mod backend;
+mod bands;
+mod copies;
+mod division;
+mod job;
+mod limit;
+mod rows;
+mod staging;
+
+pub use api::{
+    ConvBand, ConvLaunch, CopyDirection, Event, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchConv,
+    LaunchCopies, LaunchNorm, LaunchPixels, NextNorm, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
+    Queue, RowCopy, RowPitches, Spans, SplitFrames, TensorFrame, TensorPlace, U8Copy, U8Rows,
+};
+pub use backend::GpuBackend;
+pub use job::JobMemory;
+#[cfg(test)]
+pub use limit::testing as limit_testing;
+pub use limit::{LaunchLimit, attention_products, conv_products};
+pub use rows::{RowSizes, output_rows, tile_grid};
+
+#[cfg(test)]
+pub mod tests;

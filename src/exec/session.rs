@@ -15,7 +15,7 @@ use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
-use super::workspace::{Workspace, stream_for};
+use super::workspace::{Workspace, arithmetic, stream_for};
 use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
     nonfinite,
@@ -218,11 +218,6 @@ impl<B: Backend> Engine<B> {
         }
         Ok(())
     }
-}
-
-/// What bits depend on, beside the input.
-pub fn arithmetic<B: Backend>(backend: &B) -> String {
-    format!("{} in {}", backend.arithmetic(), backend.precision().name())
 }
 
 /// For host memory that the system did not allow to be pinned.

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use super::check::StreamCheck;
 use super::runner::{HostTensors, Runner, Watch};
-use super::session::arithmetic;
 use super::settings::Settings;
 use super::weights::SharedWeights;
-use super::workspace::{Workspace, stream_for};
+use super::workspace::{Workspace, arithmetic, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::{op_frames, op_name};
+use super::operations::{op_frames, op_name};
 use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
 use crate::plan::{Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Slot, Slots, Target, WeightArrivals};

@@ -38,7 +38,11 @@ fn assert_close(most: f64, what: &str, found: &[f32], expected: &[f64]) {
 }
 
 fn buffer(tensor: &Tensor) -> Buffer {
-    let shape: Vec<i64> = tensor.shape.iter().map(|d| *d as i64).collect();
+    let mut shape: Vec<i64> = tensor.shape.iter().map(|d| *d as i64).collect();
+    if shape.len() == 4 {
+        // An image is a clip of one frame.
+        shape.insert(2, 1);
+    }
     Buffer::from_f32(shape.try_into().unwrap(), &tensor.values)
 }
 
@@ -64,13 +68,17 @@ fn check_golden(device: &str, weights: &str, case: &str, settings: &[(&str, &str
     assert_close(most, &format!("{what}, video"), video.f32(), &expected("decode_video"));
 }
 
-const CASES: [(&str, &str); 6] = [
+const CASES: [(&str, &str); 10] = [
     ("small", "small-image"),
     ("small", "small-clip5"),
     ("small", "small-clip17"),
     ("small", "small-batch2"),
     ("medium", "medium-image"),
     ("medium", "medium-clip9"),
+    ("families/sdxl", "families/sdxl-a"),
+    ("families/sdxl", "families/sdxl-batch2"),
+    ("families/flux", "families/flux-a"),
+    ("families/flux2", "families/flux2-a"),
 ];
 
 #[test]

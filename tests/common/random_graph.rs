@@ -4,15 +4,17 @@
 use std::borrow::Cow;
 
 use super::random::Random;
-use video_vae::model::families::{Family, LatentScaling, Model};
+use video_vae::model::families::{Family, Model};
 use video_vae::model::geometry::Geometry;
 use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 
 /// Only what these models need of a family.
 static RANDOM: Family = Family {
     name: "random",
-    canonical: |name| Cow::Borrowed(name),
+    canonical: |names| names.iter().map(|name| Cow::Borrowed(*name)).collect(),
+    is_unread: |_| false,
     model: |_| Err("a random model is no checkpoint's".into()),
+    published: &[],
 };
 
 const CAUSAL: TimeAxis = TimeAxis::causal(FirstFrame::Repeated);
@@ -42,8 +44,9 @@ pub fn random_model(seed: u64, width: u64) -> Model {
             latent_channels: latent,
             space: 1 << levels,
             time: 1 << temporal,
+            packing: 1,
         },
-        latent_scaling: LatentScaling::Scaled { scale: 1.0, shift: 0.0 },
+        latents: Vec::new(),
         encoder,
         decoder,
     }

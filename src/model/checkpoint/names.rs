@@ -8,6 +8,8 @@ use crate::safetensors::{Check, METADATA, field, members, quoted, set};
 /// Shapes under the names that a family has for them, and the metadata as the file has it.
 pub struct FileTensors<'a> {
     pub shapes: BTreeMap<Cow<'a, str>, &'a [u64]>,
+    /// Names of the file's other tensors: of a diffusion model that has the autoencoder beside it.
+    pub beside: &'a [Box<str>],
     pub metadata: Option<&'a str>,
 }
 
@@ -38,7 +40,7 @@ impl FileTensors<'_> {
         match shape.get(axis) {
             Some(size) if (1..=most).contains(size) => Ok(*size),
             Some(size) => Err(format!("tensor {name:?}: shape is {shape:?}, with {size} {what}; expected 1 to {most}")),
-            None => Err(format!("tensor {name:?}: shape is {shape:?}, expected five dimensions")),
+            None => Err(format!("tensor {name:?}: shape is {shape:?}, expected more dimensions")),
         }
     }
 

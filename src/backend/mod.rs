@@ -75,6 +75,8 @@ pub enum Residency {
 pub trait Backend: Send + Sync + 'static {
     /// Whether the device's memory is the host's.
     const HOST_MEMORY: bool;
+    /// Whether loads and stores can have a map for each channel: [`crate::ir::ChannelMaps`].
+    const MAPS_CHANNELS: bool;
     /// A job's memory, freed when dropped.
     type Memory: Send;
     /// Memory for the weights of a network.

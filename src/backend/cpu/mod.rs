@@ -170,6 +170,7 @@ fn not_planned(what: &str) -> Error {
 
 impl Backend for Cpu {
     const HOST_MEMORY: bool = true;
+    const MAPS_CHANNELS: bool = true;
 
     type Memory = CpuMemory;
     type Store = ();

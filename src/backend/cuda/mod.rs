@@ -300,6 +300,7 @@ impl Cuda {
 
 impl Backend for Cuda {
     const HOST_MEMORY: bool = false;
+    const MAPS_CHANNELS: bool = false;
 
     type Memory = JobMemory;
     type Store = WeightStore;

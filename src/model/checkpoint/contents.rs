@@ -1,7 +1,7 @@
 //! Checks a checkpoint's bytes: header, names, shapes and values.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -157,12 +157,8 @@ fn recognise(
     metadata: Option<&str>,
     family: &'static Family,
 ) -> Check<Model> {
-    let mut shapes = BTreeMap::new();
-    // Not collected, which takes the memory of a list beside the map.
-    for (name, entry) in canonical(tensors, family).into_iter().zip(tensors) {
-        shapes.insert(name, &*entry.shape);
-    }
-    (family.model)(&FileTensors { shapes, beside, metadata })
+    let shapes = canonical(tensors, family).into_iter().zip(tensors.iter().map(|entry| &*entry.shape));
+    (family.model)(&FileTensors::new(shapes, beside, metadata))
 }
 
 /// The model's tensors among those of the file, which may have no others.

@@ -168,7 +168,7 @@ impl Sizes {
         }
         let latent_channels =
             tensors.dimension("decoder.conv_in.weight", 1, "input channels (those of a latent)", MAX_LATENT)?;
-        let quant = tensors.shapes.contains_key("quant_conv.weight");
+        let quant = tensors.has("quant_conv.weight");
         Ok(Sizes {
             pixel_channels: tensors.dimension("encoder.conv_in.weight", 1, "input channels (those of a pixel)", 4)?,
             latent_channels,
@@ -264,7 +264,7 @@ impl Sizes {
 /// The models that a file may be of. SD and SDXL have the same tensors, and so have SD3 and FLUX.1; only a checkpoint that
 /// has the diffusion model too says which it is.
 fn formats(tensors: &FileTensors, latent_channels: u64, quant: bool) -> Vec<LatentFormat> {
-    if tensors.shapes.contains_key("bn.running_mean") {
+    if tensors.has("bn.running_mean") {
         return vec![FLUX2.format];
     }
     let is_beside = |model: &&Published| tensors.beside.iter().any(|name| name.starts_with(model.beside));

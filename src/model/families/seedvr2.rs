@@ -185,8 +185,8 @@ mod tests {
     use crate::model::graph::TensorShape;
 
     fn of(tensors: &[TensorShape]) -> Check<Sizes> {
-        let shapes = tensors.iter().map(|tensor| (tensor.name.as_str().into(), tensor.shape.as_slice())).collect();
-        Sizes::of(&FileTensors { shapes, beside: &[], metadata: None })
+        let shapes = tensors.iter().map(|tensor| (tensor.name.as_str().into(), tensor.shape.as_slice()));
+        Sizes::of(&FileTensors::new(shapes, &[], None))
     }
 
     #[test]

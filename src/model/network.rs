@@ -93,9 +93,9 @@ impl Layer {
         self.addend.filter(|_| self.layout.shortcut.is_none())
     }
 
-    /// Whether it can run in bands with its causal cache elsewhere than on the device.
+    /// Whether it can run in bands, with its causal cache, if it has one, elsewhere than on the device.
     pub fn runs_in_bands(&self) -> bool {
-        self.time.is_causal() && self.layout.window == Window::Same && self.layout.prologue != Prologue::None
+        self.time.keeps_rate() && self.layout.window == Window::Same && self.layout.prologue != Prologue::None
     }
 
     /// Whether it can write its output band by band: it runs in bands, or each band of its larger output reads few rows
@@ -266,7 +266,8 @@ impl Network {
     pub fn recomputed_by(&self, layer: LayerId) -> Option<LayerId> {
         let head = self.stages[self.stage_of(layer)].head();
         let reads_head = layer != head && self.layers[layer].input == Source::Layer(head);
-        (reads_head && self.layers[layer].runs_in_bands() && self.layers[head].expands()).then_some(head)
+        let has_cache = self.layers[layer].time.is_causal();
+        (reads_head && has_cache && self.layers[layer].runs_in_bands() && self.layers[head].expands()).then_some(head)
     }
 
     /// The layer that can compute hidden frames again for `layer`: the one that makes its input and nothing else, if

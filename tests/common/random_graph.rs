@@ -28,14 +28,17 @@ pub fn random_model(seed: u64, width: u64) -> Model {
     // Of each change of resolution, whether it also changes the frame rate. Both directions have their own order.
     let levels = random.below(3) as usize;
     let temporal = random.below(levels as u64 + 1);
+    // Some networks see one frame at a time, as those of image autoencoders do.
+    let still = seed % 4 == 3;
+    let temporal = if still { 0 } else { temporal };
     let order = |random: &mut Random| {
         let mut changes: Vec<bool> = (0..levels).map(|level| (level as u64) < temporal).collect();
         (1..levels).for_each(|at| changes.swap(at, random.below(at as u64 + 1) as usize));
         changes
     };
     let (down, up) = (order(&mut random), order(&mut random));
-    let encoder = Builder::new("encoder", &mut random, groups, width).graph(PIXEL_CHANNELS, &down, 2 * latent);
-    let decoder = Builder::new("decoder", &mut random, groups, width).graph(latent, &up, PIXEL_CHANNELS);
+    let encoder = Builder::new("encoder", &mut random, [groups, width], still).graph(PIXEL_CHANNELS, &down, 2 * latent);
+    let decoder = Builder::new("decoder", &mut random, [groups, width], still).graph(latent, &up, PIXEL_CHANNELS);
     Model {
         family: &RANDOM,
         sizes: format!("random model {seed}"),
@@ -59,12 +62,15 @@ struct Builder<'a> {
     graph: GraphBuilder,
     groups: u64,
     width: u64,
+    /// What its convolutions over time see.
+    causal: TimeAxis,
     convs: u64,
 }
 
 impl<'a> Builder<'a> {
-    fn new(side: &'static str, random: &'a mut Random, groups: u64, width: u64) -> Builder<'a> {
-        Builder { side, random, graph: GraphBuilder::new(0), groups, width, convs: 0 }
+    fn new(side: &'static str, random: &'a mut Random, [groups, width]: [u64; 2], still: bool) -> Builder<'a> {
+        let causal = if still { TimeAxis::POINT } else { CAUSAL };
+        Builder { side, random, graph: GraphBuilder::new(0), groups, width, causal, convs: 0 }
     }
 
     /// Levels with a few blocks each, and a change of resolution between them.
@@ -72,7 +78,7 @@ impl<'a> Builder<'a> {
         self.graph = GraphBuilder::new(inputs);
         let expands = self.side == "decoder";
         let width = self.any_width();
-        let mut x = self.conv(GraphBuilder::INPUT, width, CAUSAL, SpaceAxis::SAME);
+        let mut x = self.conv(GraphBuilder::INPUT, width, self.causal, SpaceAxis::SAME);
         for level in 0..=changes.len() {
             for _ in 0..self.random.below(4) {
                 x = self.block(x);
@@ -82,7 +88,11 @@ impl<'a> Builder<'a> {
             }
         }
         let x = if self.random.one_in(4) { x } else { self.norm_silu(x) };
-        self.conv(x, outputs, CAUSAL, SpaceAxis::SAME);
+        let x = self.conv(x, outputs, self.causal, SpaceAxis::SAME);
+        if self.causal == TimeAxis::POINT && self.side == "encoder" {
+            // A convolution of the output's channels, which is folded.
+            self.conv(x, outputs, TimeAxis::POINT, SpaceAxis::POINT);
+        }
         self.graph.finish()
     }
 
@@ -111,7 +121,7 @@ impl<'a> Builder<'a> {
     }
 
     fn time(&mut self) -> TimeAxis {
-        if self.random.one_in(4) { TimeAxis::POINT } else { CAUSAL }
+        if self.random.one_in(4) { TimeAxis::POINT } else { self.causal }
     }
 
     fn block(&mut self, x: NodeId) -> NodeId {
@@ -172,7 +182,7 @@ impl<'a> Builder<'a> {
 
     fn upsampler(&mut self, x: NodeId, doubles_time: bool) -> NodeId {
         let (channels, frames) = (self.graph.channels(x), if doubles_time { 2 } else { 1 });
-        if !doubles_time && self.random.one_in(2) {
+        if !doubles_time && (self.causal == TimeAxis::POINT || self.random.one_in(2)) {
             let (nearest, channels, time) = (self.graph.nearest(x, 2), self.any_width(), self.time());
             return self.conv(nearest, channels, time, SpaceAxis::SAME);
         }

@@ -127,6 +127,10 @@ impl Sizes for Cpu {
         None
     }
 
+    fn normalises_itself(&self, _: &ConvLayout) -> bool {
+        false
+    }
+
     fn partial_sums(&self, _: &ConvLayout, _: FrameShape, _: u64) -> Option<PartialSumsSize> {
         None
     }

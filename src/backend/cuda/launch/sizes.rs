@@ -109,8 +109,7 @@ impl CudaSizes {
 
     /// Partial sums of the convolution to pixels, for the next two output frames.
     fn conv_out_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        let is_out = matches!(ConvKernel::of(layout), Ok(ConvKernel::Out));
-        is_out.then(|| input.pixels() * CONV_OUT_PIXEL_BYTES)
+        self.normalises_itself(layout).then(|| input.pixels() * CONV_OUT_PIXEL_BYTES)
     }
 }
 
@@ -147,6 +146,10 @@ impl Sizes for CudaSizes {
         let rows = tiling::band_rows(&shape.layout, shape.input, outputs + rematerialised as u64);
         let buffer: u64 = parts.iter().map(|part| self.band_part_bytes(shape, *part, rows)).sum();
         Some(BANDS_IN_FLIGHT * buffer)
+    }
+
+    fn normalises_itself(&self, layout: &ConvLayout) -> bool {
+        matches!(ConvKernel::of(layout), Ok(ConvKernel::Out))
     }
 
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {

@@ -201,7 +201,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Choice(&[c"auto", c"fp16", c"bf16", c"fp32"]),
         default: c"auto",
         unit: c"",
-        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which also has bf16. Sums are always fp32. On a CPU with AMX bf16 is several times as fast as fp32. On a GPU fp32 takes twice the memory and several times as long.",
+        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which also has bf16. A call that overflows in auto's fp16 is repeated in bf16, and the handle stays with that. Sums are always fp32. On a CPU with AMX bf16 is several times as fast as fp32. On a GPU fp32 takes twice the memory and several times as long.",
         only: None,
         set: |s, v| {
             use Precision::{Bf16, Fp16, Fp32};

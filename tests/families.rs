@@ -1,11 +1,15 @@
-//! Only `src/model/families` knows a family: no other source names its tensors or has its constants.
+//! Only `src/model/families` knows a family: no other source names its tensors or has its constants. A checkpoint says
+//! which family it is, under every naming scheme.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::root;
-use video_vae::model::families::seedvr2::Sizes;
+use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
+use common::{Buffer, Random, Vae, golden, root};
+use std::collections::BTreeMap;
+use video_vae::capi::VVAE_ERROR_ARGUMENT;
+use video_vae::model::families::FAMILIES;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap().flatten() {
@@ -36,13 +40,17 @@ fn literals(source: &str) -> Vec<String> {
 #[test]
 fn no_source_outside_the_families_names_a_tensor() {
     // The parts of all names, without numbers: "down_blocks", "resnets", "conv_shortcut" and so on.
-    let tensors = Sizes::published().model().tensors();
-    let parts: std::collections::BTreeSet<&str> = tensors.iter().flat_map(|tensor| tensor.name.split('.')).collect();
-    // Words that are no names of this family alone: sides of a network, kinds of tensors, CUDA's own kernels.
-    let general = ["encoder", "decoder", "weight", "bias", "conv", "conv_in", "conv_out"];
+    let published = FAMILIES.iter().flat_map(|family| family.published.iter().flat_map(|(_, model)| model().tensors()));
+    let tensors: Vec<String> = published.map(|tensor| tensor.name).collect();
+    let parts: std::collections::BTreeSet<&str> = tensors.iter().flat_map(|name| name.split('.')).collect();
+    // Words that are no names of a family alone: sides of a network, kinds of tensors, CUDA's own kernels, plain words.
+    let general = [
+        "encoder", "decoder", "weight", "bias", "conv", "conv_in", "conv_out", "down", "up", "mid", "block", "norm",
+        "q", "k", "v",
+    ];
     let named: Vec<&str> =
         parts.into_iter().filter(|part| part.parse::<u64>().is_err() && !general.contains(part)).collect();
-    assert!(named.contains(&"upscale_conv") && named.contains(&"to_q"), "{named:?}");
+    assert!(named.contains(&"upscale_conv") && named.contains(&"nin_shortcut"), "{named:?}");
     let mut files = Vec::new();
     sources(&root().join("src"), &mut files);
     assert!(files.len() > 100);
@@ -63,9 +71,105 @@ fn no_source_outside_the_families_has_their_constants_or_names() {
     sources(&root().join("src"), &mut files);
     for file in files {
         let Some(text) = product(&file) else { continue };
-        for word in ["0.9152", "SeedVR2", "seedvr2", "norm_num_groups"] {
+        for word in
+            ["0.9152", "0.18215", "0.13025", "1.5305", "0.3611", "SeedVR2", "seedvr2", "kl2d", "norm_num_groups"]
+        {
             // The list of families is in their own folder.
             assert!(!text.contains(word), "{} has {word:?}", file.display());
         }
+    }
+}
+
+/// What a checkpoint decodes a latent to.
+fn decoded(path: &Path, channels: i64) -> Vec<u8> {
+    let vae = Vae::open(path).unwrap_or_else(|why| panic!("{}: {why:?}", path.display()));
+    let mut video = Buffer::poisoned([1, 3, 1, 32, 24]);
+    vae.decode(&Buffer::random(&mut Random(3), [1, channels, 1, 4, 3]), &mut video).unwrap();
+    video.bytes().to_vec()
+}
+
+fn renamed(tensors: &Tensors, name: impl Fn(&str) -> String) -> Tensors {
+    tensors.iter().map(|(old, tensor)| (name(old), tensor.clone())).collect()
+}
+
+#[test]
+fn every_naming_scheme_gives_the_same_bits() {
+    for (model, channels) in [("sdxl", 4), ("flux", 16), ("flux2", 32)] {
+        let folder = Folder::new(&format!("names-{model}"));
+        let mut ldm = read(&golden(&format!("families/{model}.safetensors")));
+        ldm.remove("bn.num_batches_tracked");
+        let map = std::fs::read(golden(&format!("families/{model}.diffusers.json"))).unwrap();
+        let map: BTreeMap<String, String> = serde_json::from_slice(&map).unwrap();
+        let mut diffusers = renamed(&ldm, |name| map[name].clone());
+        for (name, tensor) in &mut diffusers {
+            if name.contains("attentions") && tensor.shape.len() == 4 {
+                tensor.shape.truncate(2);
+            }
+        }
+        let older = renamed(&diffusers, |name| {
+            let name = name.replace("to_q", "query").replace("to_k", "key").replace("to_v", "value");
+            name.replace("to_out.0", "proj_attn")
+        });
+        let mut whole = renamed(&ldm, |name| format!("first_stage_model.{name}"));
+        whole.insert("model.diffusion_model.weight".into(), Tensor { shape: vec![2], values: vec![f32::NAN; 2] });
+        let vae = renamed(&diffusers, |name| format!("vae.{name}"));
+        let expected = decoded(&golden(&format!("families/{model}.safetensors")), channels);
+        let schemes = [("ldm", ldm), ("diffusers", diffusers), ("older", older), ("whole", whole), ("vae", vae)];
+        for (scheme, tensors) in schemes {
+            let path = folder.file(&format!("{scheme}.safetensors"), &to_bytes(&tensors, 32));
+            assert!(decoded(&path, channels) == expected, "{model} with the names of {scheme}");
+        }
+    }
+}
+
+/// SD and SDXL have the same tensors. Nothing is guessed.
+#[test]
+fn latents_of_the_model_need_to_know_which_it_is() {
+    let folder = Folder::new("formats");
+    let tensors = read(&golden("families/sdxl.safetensors"));
+    let path = folder.file("alone.safetensors", &to_bytes(&tensors, 32));
+    let vae = Vae::open(&path).unwrap();
+    let refused = vae.configure("latents", "model").unwrap_err();
+    refused.says(VVAE_ERROR_ARGUMENT, &["latents", "latent_format", "sd, sdxl", "config.json"]);
+    vae.configure("latent_format", "flux").unwrap();
+    vae.configure("latents", "model").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["latent_format: flux", "sd, sdxl"]);
+    let encoded = |vae: &Vae| {
+        let mut latent = Buffer::poisoned([1, 4, 1, 4, 3]);
+        vae.encode(&Buffer::random(&mut Random(3), [1, 3, 1, 32, 24]), &mut latent).unwrap();
+        latent.f32().to_vec()
+    };
+    let raw = encoded(&vae);
+    let scaled = |scale: f32| raw.iter().map(|value| value * scale).collect::<Vec<f32>>();
+    vae.configure("latent_format", "sdxl").unwrap();
+    vae.configure("latents", "model").unwrap();
+    assert_eq!(encoded(&vae), scaled(0.13025));
+    vae.configure("scaling_factor", "2").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["scaling_factor", "latents"]);
+    vae.configure("latent_format", "auto").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["sd, sdxl"]);
+
+    // A checkpoint of the whole model says which it is.
+    let mut whole = renamed(&tensors, |name| format!("first_stage_model.{name}"));
+    whole.insert("cond_stage_model.x".into(), Tensor { shape: vec![1], values: vec![0.0] });
+    let whole = Vae::open(&folder.file("whole.safetensors", &to_bytes(&whole, 32))).unwrap();
+    whole.configure("latents", "model").unwrap();
+    assert_eq!(encoded(&whole), scaled(0.18215));
+
+    // So does the configuration that diffusers writes.
+    folder.file("config.json", br#"{"_class_name": "AutoencoderKL", "scaling_factor": 0.5, "shift_factor": null}"#);
+    let vae = Vae::open(&path).unwrap();
+    vae.configure("latents", "model").unwrap();
+    assert_eq!(encoded(&vae), scaled(0.5));
+}
+
+#[test]
+fn a_checkpoint_that_is_almost_one_names_the_nearest_family() {
+    let folder = Folder::new("nearest");
+    for (model, family, missing) in
+        [("families/flux", "kl2d", "decoder.up.2.block.1.conv2.weight"), ("small", "seedvr2", "decoder.conv_in.bias")]
+    {
+        let mut tensors = read(&golden(&format!("{model}.safetensors")));
+        tensors.remove(missing).unwrap();
+        let path = folder.file("damaged.safetensors", &to_bytes(&tensors, 16));
+        let error = Vae::open(&path).err().unwrap();
+        assert!(error.text.contains(missing) && error.text.contains(family), "{error:?}");
     }
 }

@@ -38,7 +38,11 @@ fn assert_close(most: f64, what: &str, found: &[f32], expected: &[f64]) {
 }
 
 fn buffer(tensor: &Tensor) -> Buffer {
-    let shape: Vec<i64> = tensor.shape.iter().map(|d| *d as i64).collect();
+    let mut shape: Vec<i64> = tensor.shape.iter().map(|d| *d as i64).collect();
+    if shape.len() == 4 {
+        // An image is a clip of one frame.
+        shape.insert(2, 1);
+    }
     Buffer::from_f32(shape.try_into().unwrap(), &tensor.values)
 }
 
@@ -64,13 +68,55 @@ fn check_golden(device: &str, weights: &str, case: &str, settings: &[(&str, &str
     assert_close(most, &format!("{what}, video"), video.f32(), &expected("decode_video"));
 }
 
-const CASES: [(&str, &str); 6] = [
+/// Latents as the diffusion model reads them, and back.
+#[test]
+fn goldens_match_in_the_latents_of_the_diffusion_model() {
+    on_every_device(|device| {
+        for (model, case, format) in
+            [("sdxl", "a", "sdxl"), ("sdxl", "batch2", "sdxl"), ("flux", "a", "flux"), ("flux2", "a", "auto")]
+        {
+            let tensors = read(&golden(&format!("families/{model}-{case}.safetensors")));
+            let vae = Vae::open(&golden(&format!("families/{model}.safetensors"))).unwrap();
+            vae.configure("latent_format", format).unwrap();
+            if device != "cpu" && model == "flux2" {
+                vae.configure("latents", "model").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["latents", "raw", "cpu"]);
+                continue;
+            }
+            let (most, what) = (most_error(device, &[]), format!("{model}-{case} on {device}"));
+            let expected = |name: &str| tensors[name].values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
+            let like = |name: &str| Buffer::poisoned(buffer(&tensors[name]).shape);
+            let [mut raw, mut video] = [like("encode_mean"), like("encode_video")];
+            vae.encode(&buffer(&tensors["encode_video"]), &mut raw).unwrap();
+            vae.decode(&raw, &mut video).unwrap();
+            vae.configure("latents", "model").unwrap();
+            let (mut latent, logvar) = (like("encode_model_latent"), like("encode_model_latent"));
+            let second = logvar.tensor();
+            let run = vvae_run_info { logvar: &second, ..run_info() };
+            vae.encode_with(&buffer(&tensors["encode_video"]), &mut latent, &run).unwrap();
+            assert_close(most, &format!("{what}, latent"), latent.f32(), &expected("encode_model_latent"));
+            // Packing moves log-variances and changes none.
+            let sum = |values: &[f32]| values.iter().map(|value| f64::from(*value)).sum::<f64>();
+            let logvars = expected("encode_logvar").iter().sum::<f64>();
+            assert!((sum(logvar.f32()) / logvars - 1.0).abs() < 1e-2, "{what}, log-variance");
+            let mut again = like("encode_video");
+            vae.decode(&latent, &mut again).unwrap();
+            let video: Vec<f64> = video.f32().iter().map(|value| f64::from(*value)).collect();
+            assert_close(most, &format!("{what}, video"), again.f32(), &video);
+        }
+    });
+}
+
+const CASES: [(&str, &str); 10] = [
     ("small", "small-image"),
     ("small", "small-clip5"),
     ("small", "small-clip17"),
     ("small", "small-batch2"),
     ("medium", "medium-image"),
     ("medium", "medium-clip9"),
+    ("families/sdxl", "families/sdxl-a"),
+    ("families/sdxl", "families/sdxl-batch2"),
+    ("families/flux", "families/flux-a"),
+    ("families/flux2", "families/flux2-a"),
 ];
 
 #[test]

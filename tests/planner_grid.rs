@@ -93,6 +93,10 @@ impl Sizes for Cancelling<'_> {
         self.asked().band_bytes(shape, parts, outputs)
     }
 
+    fn normalises_itself(&self, layout: &ConvLayout) -> bool {
+        self.asked().normalises_itself(layout)
+    }
+
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {
         self.asked().partial_sums(layout, input, pending)
     }

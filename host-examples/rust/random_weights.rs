@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use half::{bf16, f16};
-use video_vae::model::families::seedvr2::Sizes;
+use video_vae::model::Model;
 use video_vae::model::graph::TensorShape;
 
 use crate::draft::Draft;
@@ -32,8 +32,8 @@ impl Random {
 }
 
 /// Writes a checkpoint whose activations stay near unit size. The number of parameters.
-pub fn write(path: &Path, config: &Sizes, dtype: Dtype, seed: u64) -> Result<u64> {
-    let (tensors, header) = layout(config, dtype);
+pub fn write(path: &Path, model: &Model, dtype: Dtype, seed: u64) -> Result<u64> {
+    let (tensors, header) = layout(model, dtype);
     let draft = Draft::new(path)?;
     let failed = |why: std::io::Error| format!("{} cannot be written: {why}; make room", path.display());
     let mut file = BufWriter::with_capacity(1 << 20, draft.create()?);
@@ -44,7 +44,7 @@ pub fn write(path: &Path, config: &Sizes, dtype: Dtype, seed: u64) -> Result<u64
         // Each tensor has numbers of its own, so that a change to one leaves the others.
         let mut random = Random(Random(seed ^ (index as u64) << 32).bits());
         let (middle, spread) = match shape[..] {
-            [_] if name.contains("norm") && name.ends_with("weight") => (1.0, 0.1),
+            [_] if name.contains("norm") && name.ends_with("weight") || name.ends_with("_var") => (1.0, 0.1),
             [_] => (0.0, 0.1),
             // Sums over this many inputs keep their size.
             _ => (0.0, (shape[1..].iter().product::<u64>() as f32).sqrt().recip()),
@@ -67,9 +67,9 @@ pub fn write(path: &Path, config: &Sizes, dtype: Dtype, seed: u64) -> Result<u64
 
 /// A checkpoint of zeros under a temporary name, for plans, which depend on shapes alone. It takes no room on disk, and
 /// is gone when dropped.
-pub fn blank(config: &Sizes, dtype: Dtype) -> Result<Draft> {
+pub fn blank(model: &Model, dtype: Dtype) -> Result<Draft> {
     let draft = Draft::new(&std::env::temp_dir().join("vvae-blank.safetensors"))?;
-    let (tensors, header) = layout(config, dtype);
+    let (tensors, header) = layout(model, dtype);
     let elements: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
     let mut file = draft.create()?;
     safetensors::write_at(&mut file, 0, &header)?;
@@ -79,11 +79,12 @@ pub fn blank(config: &Sizes, dtype: Dtype) -> Result<Draft> {
 }
 
 /// Every tensor, and the file's header.
-fn layout(config: &Sizes, dtype: Dtype) -> (Vec<TensorShape>, Vec<u8>) {
-    let tensors = config.model().tensors();
+fn layout(model: &Model, dtype: Dtype) -> (Vec<TensorShape>, Vec<u8>) {
+    let tensors = model.tensors();
     let bytes = |shape: &[u64]| shape.iter().product::<u64>() * dtype.bytes() as u64;
     let entry = |TensorShape { name, shape }: &TensorShape| (name.clone(), dtype.name(), shape.clone(), bytes(shape));
     let entries: Vec<_> = tensors.iter().map(entry).collect();
-    let header = safetensors::header(&entries, &[("norm_num_groups", config.groups.to_string())], 0);
+    let groups = model.encoder.norm_groups().unwrap_or(1);
+    let header = safetensors::header(&entries, &[("norm_num_groups", groups.to_string())], 0);
     (tensors, header)
 }

@@ -77,6 +77,8 @@ pub enum Residency {
 pub trait DeviceFacts {
     /// Whether the device's memory is the host's.
     const HOST_MEMORY: bool;
+    /// Whether loads and stores can have a map for each channel: [`crate::ir::ChannelMaps`].
+    const MAPS_CHANNELS: bool;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.

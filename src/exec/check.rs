@@ -30,7 +30,11 @@ const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
 /// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
 pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
-    let (name, channels) = (input_name(network.direction), network.input_channels());
+    let name = input_name(network.direction);
+    let channels = match network.direction {
+        Direction::Encode => network.geometry.pixel_channels,
+        Direction::Decode => network.geometry.packed_channels(),
+    };
     let dims = shape.dims();
     if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
@@ -40,7 +44,7 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
     const MOST: [u64; 5] = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, 1 << 17, 1 << 17];
-    let scale = if network.direction == Direction::Decode { network.geometry.space } else { 1 };
+    let scale = if network.direction == Direction::Decode { network.geometry.packed_space() } else { 1 };
     if let Some(axis) = (0..5).find(|axis| dims[*axis].saturating_mul(if *axis > 2 { scale } else { 1 }) > MOST[*axis])
     {
         let most = MOST[axis] / if axis > 2 { scale } else { 1 };
@@ -207,10 +211,10 @@ fn named_output(
     place(name, view, places)?;
     dtype(ends(network.direction).1, name, view)?;
     equal(name, 0, shape.batch, input.batch)?;
-    let scale = geometry.space;
+    let scale = geometry.packed_space();
     match network.direction {
         Direction::Encode => {
-            equal(name, 1, shape.channels, geometry.latent_channels)?;
+            equal(name, 1, shape.channels, geometry.packed_channels())?;
             if whole {
                 equal(name, 2, shape.frames, geometry.latent_frames(input.frames))?;
             }

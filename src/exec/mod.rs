@@ -3,9 +3,11 @@
 
 mod check;
 mod fleet;
+mod latents;
 mod ledger;
 mod nonfinite;
 mod overlap;
+mod precision;
 mod runner;
 mod session;
 mod settings;
@@ -16,7 +18,7 @@ mod workspace;
 
 pub use ledger::Ledger;
 use ledger::Sharing;
-pub use settings::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
+pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 pub use trace::Trace;
 
 use std::fmt;
@@ -28,7 +30,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
-use crate::model::{Checkpoint, Direction, Model, Network};
+use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
 use crate::report::{PlanLimits, PlanReport};
 
 /// How far a call has come, for the host's progress bar.
@@ -179,6 +181,12 @@ trait DeviceSession: Session {
     fn arithmetic(&self) -> String;
     /// What its plans depend on, beside the job.
     fn plan_kind(&self) -> PlanKind;
+    /// How its tensors and the network's correspond.
+    fn geometry(&self) -> Geometry;
+    /// Whether `precision=auto` has become bf16.
+    fn has_left_fp16(&self) -> bool;
+    /// Makes `precision=auto` bf16.
+    fn leave_fp16(&mut self) -> Result<()>;
     /// Says whom it shares memory with.
     fn share(&mut self, with: Sharing);
 }

@@ -31,3 +31,12 @@ pub fn report(seen: NonFinite, policy: OnNonFinite, direction: Direction, contro
         }
     }
 }
+
+/// Ends a stream of `precision=auto`: what it has given out is fp16.
+pub fn overflowed_stream(direction: Direction) -> Error {
+    Error::Tensor(format!(
+        "{}: values overflow in fp16, which precision=auto began with, and a stream cannot be repeated; open another \
+         with precision=bf16",
+        direction.name()
+    ))
+}

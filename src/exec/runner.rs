@@ -5,6 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::latents::LatentMaps;
 use super::settings::{Latent, PixelRange, Settings};
 use super::trace::{self, traced};
 use super::{Control, Progress};
@@ -12,8 +13,8 @@ use crate::backend::{Backend, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::ir::{
-    Affine, BlendOp, BlendTile, Buffers, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
-    StoreTensor, TensorDevice, View,
+    Affine, BlendOp, BlendTile, Buffers, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior,
+    StoreOp, StoreTensor, TensorDevice, View,
 };
 use crate::model::Direction;
 use crate::plan::{Schedule, ScheduleSpec};
@@ -48,6 +49,7 @@ pub struct Runner<'a, B: Backend> {
     pub memory: &'a mut B::Memory,
     pub buffers: Buffers,
     pub settings: &'a Settings,
+    pub latents: &'a LatentMaps,
     pub tensors: HostTensors<'a>,
     pub place: TensorDevice,
 }
@@ -94,6 +96,7 @@ impl<B: Backend> Runner<'_, B> {
             top: region.top,
             left: region.left,
             map: self.input_map(spec.network.direction, from.dtype()),
+            channels: self.latents.channels(Direction::Decode).filter(|_| spec.network.direction == Direction::Decode),
             shape: region.shape,
             into: op.into,
         };
@@ -139,6 +142,7 @@ impl<B: Backend> Runner<'_, B> {
             clamp: None,
             sample: None,
             map: Affine { mul: 1.0, add: 0.0 },
+            channels: None,
             into,
             batch: op.batch,
             frame,
@@ -153,10 +157,12 @@ impl<B: Backend> Runner<'_, B> {
             Direction::Encode => {
                 let sample = (settings.posterior == Latent::Sample)
                     .then_some(Posterior { seed: settings.seed, logvar_channel: latent });
-                let map = Affine { mul: settings.scaling_factor, add: 0.0 };
-                self.backend.store(self.memory, &StoreTensor { map, sample, ..plain }, &self.buffers)?;
+                let (map, channels) = (self.latents.map(Direction::Encode), self.latents.channels(Direction::Encode));
+                self.backend.store(self.memory, &StoreTensor { map, channels, sample, ..plain }, &self.buffers)?;
                 let Some(into) = self.tensors.logvar else { return Ok(()) };
-                let logvar = StoreTensor { channel: latent, clamp: Some(LOGVAR_RANGE), into, ..plain };
+                let same = channels.map_or(Vec::new(), |channels| vec![plain.map; channels.maps.len()]);
+                let channels = channels.map(|channels| ChannelMaps { maps: &same, ..channels });
+                let logvar = StoreTensor { channel: latent, clamp: Some(LOGVAR_RANGE), into, channels, ..plain };
                 self.backend.store(self.memory, &logvar, &self.buffers)
             }
         }
@@ -165,7 +171,7 @@ impl<B: Backend> Runner<'_, B> {
     fn input_map(&self, direction: Direction, dtype: DType) -> Affine {
         match direction {
             Direction::Encode => input_pixels(dtype, self.settings.pixel_range),
-            Direction::Decode => Affine { mul: 1.0 / self.settings.scaling_factor, add: 0.0 },
+            Direction::Decode => self.latents.map(direction),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 mod ready;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,21 +10,23 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::{Asked, Job};
+use super::latents::LatentMaps;
 use super::ledger::{Ledger, Sharing};
+use super::precision::AutoPrecision;
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
-use super::stream::Streaming;
+use super::stream::{Computing, Streaming};
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, arithmetic, stream_for};
 use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
     nonfinite,
 };
-use crate::backend::{Backend, Note};
+use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
-use crate::model::{Checkpoint, Direction, Model, Network};
+use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
 use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
 use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
@@ -41,6 +43,9 @@ pub struct Engine<B: Backend> {
     make: MakeBackend<B>,
     backend: Arc<B>,
     settings: Settings,
+    latents: Arc<LatentMaps>,
+    /// What `precision=auto` has come to.
+    auto: AutoPrecision,
     /// By direction.
     coders: [Coder<B>; 2],
     workspace: Option<Workspace<B>>,
@@ -70,8 +75,10 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Engine<B>> {
         let backend = Arc::new(make(&settings)?);
         let notes = Mutex::new(backend.notes());
-        let coders =
-            networks(&*backend, checkpoint.model(), settings.cache)?.map(|network| Coder { network, weights: None });
+        let reopen = || Checkpoint::reopen(checkpoint.path(), checkpoint.identity(), checkpoint.model());
+        let latents = latent_maps::<B>(&settings, checkpoint.model(), checkpoint.path(), reopen)?;
+        let networks = networks(&*backend, checkpoint.model(), &settings, latents.packing)?;
+        let coders = networks.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
             model: Arc::clone(checkpoint.model()),
@@ -81,6 +88,8 @@ impl<B: Backend> Engine<B> {
             backend,
             make,
             settings,
+            latents,
+            auto: AutoPrecision::default(),
             coders,
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
@@ -92,7 +101,27 @@ impl<B: Backend> Engine<B> {
     }
 
     fn report(&self, plan: &Plan) -> PlanReport {
-        PlanReport { arithmetic: arithmetic(&*self.backend), ..plan.report() }
+        let overflows = self.settings.precision.is_none() && self.auto == AutoPrecision::Overflows;
+        let why = if overflows { ", because values overflow in fp16" } else { "" };
+        PlanReport { arithmetic: format!("{}{why}", arithmetic(&*self.backend)), ..plan.report() }
+    }
+
+    /// The same settings with the precision to compute in.
+    fn effective(&self, settings: &Settings) -> Settings {
+        Settings { precision: self.auto.of(settings), ..settings.clone() }
+    }
+
+    /// Computes with another backend or other networks from now on.
+    fn adopt(&mut self, backend: Arc<B>, networks: [Arc<Network>; 2]) {
+        // Work of the last call may still run there, on the old backend.
+        self.workspace = None;
+        if backend.precision() != self.backend.precision() {
+            self.drop_weights();
+        }
+        self.backend = backend;
+        self.coders.iter_mut().zip(networks).for_each(|(coder, network)| coder.network = network);
+        *self.planned.lock() = None;
+        self.tell_idle();
     }
 
     fn coder(&self, direction: Direction) -> &Coder<B> {
@@ -185,6 +214,37 @@ impl<B: Backend> Engine<B> {
         self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.bytes()).sum::<u64>());
     }
 
+    /// Runs a call. Returns what it met as far as that is known: a call on a host's stream may still be running.
+    fn run_once(&mut self, call: &Call, control: &mut Control) -> Result<(Plan, NonFinite)> {
+        let (place, direction) = (self.place, call.direction);
+        let cone = Arc::new(check::call(&self.coder(direction).network, call, &[place])?);
+        let job = Job { direction, input: call.input.shape(), cone };
+        call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
+        Watch::new(control, "plan", 0).advance(0)?;
+        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
+        Watch::new(control, "load", 0).advance(0)?;
+        let (plan, mut workspace) = self.make_ready(&job, plan, control)?;
+        let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
+        // An earlier call on the host's stream may have found them after it returned.
+        let earlier = self.backend.take_nonfinite(&mut workspace.memory);
+        nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
+        let begun = self.backend.begin(&mut workspace.memory, stream);
+        let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
+        // The first call of `precision=auto` waits, to learn whether fp16 holds.
+        let end = stream.filter(|_| !self.auto.waits(&self.settings, self.backend.precision()));
+        // Also after a failure: nothing may touch the host's tensors once the call has returned.
+        let finished = workspace.finish(&*self.backend, end, &self.settings, place);
+        if finished.is_ok() {
+            self.workspace = Some(workspace);
+        }
+        self.tell_idle();
+        let seen = result.and(finished)?;
+        if end.is_none() {
+            self.auto = self.auto.after(seen);
+        }
+        Ok((plan, seen))
+    }
+
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
         let coder = self.coder(call.direction);
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
@@ -207,6 +267,7 @@ impl<B: Backend> Engine<B> {
             memory,
             buffers: plan.buffers(),
             settings: &self.settings,
+            latents: &self.latents,
             tensors,
             place: self.place,
         };
@@ -229,13 +290,32 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
     ));
 }
 
+/// The latents that the settings ask for. Fails if the backend has no kernels for them.
+fn latent_maps<B: Backend>(
+    settings: &Settings,
+    model: &Model,
+    path: &Path,
+    open: impl FnOnce() -> Result<Checkpoint>,
+) -> Result<Arc<LatentMaps>> {
+    let maps = LatentMaps::new(settings, model, path, open)?;
+    match maps.channels(Direction::Encode) {
+        Some(_) if !B::MAPS_CHANNELS => Err(Error::Argument(
+            "latents: a GPU does not compute this model's latents yet; set latents to raw, or use device \"cpu\""
+                .into(),
+        )),
+        _ => Ok(Arc::new(maps)),
+    }
+}
+
 /// Encoder and decoder in the form that the backend computes. Fails if it cannot.
-fn networks<B: Backend>(backend: &B, model: &Model, cache: CacheFormat) -> Result<[Arc<Network>; 2]> {
+fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing: u64) -> Result<[Arc<Network>; 2]> {
+    let cache = settings.cache;
     if cache == CacheFormat::U8 && backend.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
     }
     let network = |direction: Direction| -> Result<Arc<Network>> {
-        let network = Network::new(model, direction)?.for_device(backend.profile().paired_layers());
+        let mut network = Network::new(model, direction)?.for_device(backend.profile().paired_layers());
+        network.geometry.packing = packing;
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),
@@ -268,6 +348,23 @@ impl<B: Backend> DeviceSession for Engine<B> {
         }
     }
 
+    fn geometry(&self) -> Geometry {
+        self.coders[0].network.geometry
+    }
+
+    fn has_left_fp16(&self) -> bool {
+        self.auto == AutoPrecision::Overflows
+    }
+
+    fn leave_fp16(&mut self) -> Result<()> {
+        self.auto = AutoPrecision::Overflows;
+        let backend = Arc::new((self.make)(&self.effective(&self.settings))?);
+        let networks = networks(&*backend, &self.model, &self.settings, self.latents.packing)?;
+        self.adopt(backend, networks);
+        self.tuned = OnceCell::new();
+        Ok(())
+    }
+
     fn share(&mut self, with: Sharing) {
         self.sharing = with;
     }
@@ -290,25 +387,20 @@ impl<B: Backend> Session for Engine<B> {
         check::limits(&settings, 1)?;
         let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
         let changes_backend = backend_of(&settings) != backend_of(&self.settings);
-        if changes_backend || settings.cache != self.settings.cache {
+        let reopen = || Checkpoint::reopen(&self.path, &self.file, &self.model);
+        let latents = latent_maps::<B>(&settings, &self.model, &self.path, reopen)?;
+        if changes_backend || settings.cache != self.settings.cache || latents.packing != self.latents.packing {
             let backend = match changes_backend {
-                true => Arc::new((self.make)(&settings)?),
+                true => Arc::new((self.make)(&self.effective(&settings))?),
                 false => Arc::clone(&self.backend),
             };
-            let networks = networks(&*backend, &self.model, settings.cache)?;
-            // Work of the last call may still run there, on the old backend.
-            self.workspace = None;
-            if backend.precision() != self.backend.precision() {
-                self.drop_weights();
-            }
+            let networks = networks(&*backend, &self.model, &settings, latents.packing)?;
             if changes_backend {
                 *self.notes.lock() = backend.notes();
             }
-            self.backend = backend;
-            self.coders.iter_mut().zip(networks).for_each(|(coder, network)| coder.network = network);
-            *self.planned.lock() = None;
-            self.tell_idle();
+            self.adopt(backend, networks);
         }
+        self.latents = latents;
         let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
         if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
             self.tuned = OnceCell::new();
@@ -331,27 +423,17 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
-        let (place, direction) = (self.place, call.direction);
-        let cone = Arc::new(check::call(&self.coder(direction).network, call, &[place])?);
-        let job = Job { direction, input: call.input.shape(), cone };
-        call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
-        Watch::new(control, "plan", 0).advance(0)?;
-        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
-        Watch::new(control, "load", 0).advance(0)?;
-        let (plan, mut workspace) = self.make_ready(&job, plan, control)?;
-        let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
-        // An earlier call on the host's stream may have found them after it returned.
-        let earlier = self.backend.take_nonfinite(&mut workspace.memory);
-        nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let begun = self.backend.begin(&mut workspace.memory, stream);
-        let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
-        // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = workspace.finish(&*self.backend, stream, &self.settings, place);
-        if finished.is_ok() {
-            self.workspace = Some(workspace);
+        let (mut plan, mut seen) = self.run_once(call, control)?;
+        if self.auto.overflows(&self.settings, self.backend.precision(), seen) {
+            control.warn(format_args!(
+                "{}: values overflow in fp16, so this call is repeated in bf16, and the handle stays with it; set \
+                 precision to bf16 to begin with it",
+                call.direction.name()
+            ));
+            self.leave_fp16()?;
+            (plan, seen) = self.run_once(call, control)?;
         }
-        self.tell_idle();
-        nonfinite::report(result.and(finished)?, self.settings.on_nonfinite, direction, control)?;
+        nonfinite::report(seen, self.settings.on_nonfinite, call.direction, control)?;
         Ok(self.report(&plan))
     }
 
@@ -371,8 +453,15 @@ impl<B: Backend> Session for Engine<B> {
         let schedule = plan.schedule(&self.target(control.cancel)?);
         let weights = self.coder(direction).weights.clone();
         let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let (backend, settings) = (Arc::clone(&self.backend), self.settings.clone());
-        let stream = Streaming::new(backend, weights, workspace, (plan, schedule), settings, (self.place, input));
+        let computing = Computing {
+            backend: Arc::clone(&self.backend),
+            weights,
+            settings: self.settings.clone(),
+            latents: Arc::clone(&self.latents),
+            place: self.place,
+            auto: self.auto,
+        };
+        let stream = Streaming::new(computing, workspace, (plan, schedule), input);
         self.tell_idle();
         Ok(Box::new(stream))
     }

@@ -38,6 +38,15 @@ pub enum PixelRange {
     Unit,
 }
 
+/// Which latents the host's tensors have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Latents {
+    /// As the network gives and takes them.
+    Raw,
+    /// As the diffusion model gives and takes them.
+    Model,
+}
+
 /// What encode writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Latent {
@@ -77,6 +86,9 @@ pub struct Settings {
     pub pixel_range: PixelRange,
     /// Multiplies latents on the way out of encode, divides them on the way into decode.
     pub scaling_factor: f32,
+    pub latents: Latents,
+    /// The published model whose latents they are; `None`: as the checkpoint says.
+    pub latent_format: Option<&'static str>,
     pub posterior: Latent,
     pub seed: u64,
     pub cache: CacheFormat,

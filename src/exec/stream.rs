@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use super::check::StreamCheck;
+use super::latents::LatentMaps;
+use super::precision::AutoPrecision;
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
 use super::weights::SharedWeights;
@@ -17,14 +19,21 @@ use crate::plan::{Next, Plan, Schedule, op_work};
 use crate::report::PlanReport;
 use crate::reserve;
 
+/// What a stream computes with, from its session.
+pub struct Computing<B: Backend> {
+    pub backend: Arc<B>,
+    pub weights: Arc<SharedWeights<B>>,
+    pub settings: Settings,
+    pub latents: Arc<LatentMaps>,
+    pub place: TensorDevice,
+    pub auto: AutoPrecision,
+}
+
 pub struct Streaming<B: Backend> {
-    backend: Arc<B>,
-    weights: Arc<SharedWeights<B>>,
+    computing: Computing<B>,
     workspace: Workspace<B>,
     plan: Plan,
     schedule: Schedule,
-    settings: Settings,
-    place: TensorDevice,
     check: StreamCheck,
     /// Output frames that the host has.
     pulled: u64,
@@ -35,39 +44,28 @@ pub struct Streaming<B: Backend> {
 
 impl<B: Backend> Streaming<B> {
     pub fn new(
-        backend: Arc<B>,
-        weights: Arc<SharedWeights<B>>,
+        computing: Computing<B>,
         workspace: Workspace<B>,
         (plan, schedule): (Plan, Schedule),
-        settings: Settings,
-        (place, input): (TensorDevice, Shape),
+        input: Shape,
     ) -> Streaming<B> {
-        let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![place]);
-        Streaming {
-            pulled: schedule.spec().cone.range.first,
-            backend,
-            weights,
-            workspace,
-            plan,
-            schedule,
-            settings,
-            place,
-            check,
-            seen: NonFinite::default(),
-            told: false,
-        }
+        let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![computing.place]);
+        let pulled = schedule.spec().cone.range.first;
+        Streaming { computing, workspace, plan, schedule, check, pulled, seen: NonFinite::default(), told: false }
     }
 
     /// Runs the steps that a call with these tensors can run.
     fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
+        let Computing { backend, weights, settings, latents, place, .. } = &self.computing;
         let runner = Runner {
-            backend: &*self.backend,
-            weights: &self.weights,
+            backend: &**backend,
+            weights,
             memory: &mut self.workspace.memory,
             buffers: self.plan.buffers(),
-            settings: &self.settings,
+            settings,
+            latents,
             tensors,
-            place: self.place,
+            place: *place,
         };
         (runner, &mut self.schedule)
     }
@@ -79,7 +77,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
     }
 
     fn plan(&self) -> PlanReport {
-        PlanReport { arithmetic: arithmetic(&*self.backend), ..self.plan.report() }
+        PlanReport { arithmetic: arithmetic(&*self.computing.backend), ..self.plan.report() }
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
@@ -105,8 +103,10 @@ impl<B: Backend> FrameStream for Streaming<B> {
             schedule.done();
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
-        let finished = self.backend.finish(&mut self.workspace.memory, None);
-        let finished = finished.and_then(|()| self.workspace.collect_trace(&*self.backend, &self.settings, self.place));
+        let finished = self.computing.backend.finish(&mut self.workspace.memory, None);
+        let finished = finished.and_then(|()| {
+            self.workspace.collect_trace(&*self.computing.backend, &self.computing.settings, self.computing.place)
+        });
         // The schedule counts on frames that may not be there.
         self.check.broken = loaded.is_err() || finished.is_err();
         loaded.and(finished).map(|()| taken)
@@ -118,9 +118,9 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.check.pull(into)?;
         let Outputs { output, logvar, stream } = *into;
         let network = Arc::clone(&self.schedule.spec().network);
-        stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
-        let stream = stream_for(stream, self.place, [Some(output), logvar]);
-        self.backend.begin(&mut self.workspace.memory, stream)?;
+        stream.map_or(Ok(()), |stream| self.computing.backend.check_stream(stream))?;
+        let stream = stream_for(stream, self.computing.place, [Some(output), logvar]);
+        self.computing.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, network.direction.name(), 0);
         let (first, batch) = (self.pulled, self.check.input.batch);
         let (mut runner, schedule) =
@@ -156,7 +156,9 @@ impl<B: Backend> FrameStream for Streaming<B> {
         };
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = self.workspace.finish(&*self.backend, stream, &self.settings, self.place);
+        let Computing { backend, settings, place, auto, .. } = &mut self.computing;
+        let stream = stream.filter(|_| !auto.waits(settings, backend.precision()));
+        let finished = self.workspace.finish(&**backend, stream, settings, *place);
         // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
         self.check.broken = failed || finished.is_err();
@@ -164,9 +166,16 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.seen.loaded |= seen.loaded;
         self.seen.stored |= seen.stored;
         let pull = result?;
+        if auto.overflows(settings, backend.precision(), self.seen) {
+            (*written, self.check.broken) = (0, true);
+            return Err(nonfinite::overflowed_stream(network.direction));
+        }
+        if stream.is_none() && matches!(pull, Pull::Written) {
+            *auto = auto.after(self.seen);
+        }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, self.settings.on_nonfinite, network.direction, control);
+            let told = nonfinite::report(self.seen, self.computing.settings.on_nonfinite, network.direction, control);
             self.check.broken = told.is_err();
             told?;
         }

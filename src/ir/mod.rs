@@ -29,5 +29,5 @@ pub use op::{
 pub use profile::{DeviceProfile, GivenRates, PairCosts, PairedLayers, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
-pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, Posterior, StoreTensor};
+pub use tensor_op::{Affine, BlendTile, ChannelMaps, Fades, LoadTensor, Posterior, StoreTensor};
 pub use view::{TensorDevice, View};

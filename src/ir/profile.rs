@@ -113,6 +113,8 @@ pub trait Sizes: Send + Sync {
     /// result also suffices for fewer frames in bands of as many rows. `None` if the device cannot run this layout in
     /// bands.
     fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64>;
+    /// Whether its kernel normalises whole frames itself. It then runs in no bands.
+    fn normalises_itself(&self, layout: &ConvLayout) -> bool;
     /// Partial sums for `pending` later outputs, in place of cached frames. `None` if no kernel keeps them.
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize>;
     /// A staging buffer for one frame of a host tensor, on the device and in pinned memory alike.

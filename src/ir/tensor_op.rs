@@ -9,6 +9,14 @@ pub struct Affine {
     pub add: f32,
 }
 
+/// A map of its own for each channel of a host's latents. `side` x `side` pixels of activations are one pixel there, with
+/// the channels `(c * side + row) * side + column`.
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelMaps<'a> {
+    pub side: u64,
+    pub maps: &'a [Affine],
+}
+
 /// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and
 /// columns beyond the host's image repeat its last ones.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +27,8 @@ pub struct LoadTensor<'a> {
     pub top: u64,
     pub left: u64,
     pub map: Affine,
+    /// In place of `map`, only for backends that have them.
+    pub channels: Option<ChannelMaps<'a>>,
     pub shape: FrameShape,
     pub into: DeviceOffset,
 }
@@ -66,6 +76,8 @@ pub struct StoreTensor<'a> {
     pub sample: Option<Posterior>,
     /// Applied last. Integer types are then rounded to nearest and clamped to their range.
     pub map: Affine,
+    /// As in [`LoadTensor`].
+    pub channels: Option<ChannelMaps<'a>>,
     pub into: &'a View,
     pub batch: u64,
     pub frame: u64,

@@ -26,9 +26,21 @@ pub struct Geometry {
     pub space: u64,
     /// Frames of video per latent frame, after the first.
     pub time: u64,
+    /// Rows, and columns, of latent that are one in the host's tensors. Their pixels are channels there.
+    pub packing: u64,
 }
 
 impl Geometry {
+    /// Channels of a latent in the host's tensors.
+    pub fn packed_channels(&self) -> u64 {
+        self.latent_channels * self.packing * self.packing
+    }
+
+    /// Pixels of video per pixel of the host's latents.
+    pub fn packed_space(&self) -> u64 {
+        self.space * self.packing
+    }
+
     /// Latent frames of `frames` frames of video.
     pub fn latent_frames(&self, frames: u64) -> u64 {
         (frames - 1).div_ceil(self.time) + 1

@@ -42,6 +42,8 @@ pub enum Source {
 pub enum LayerTensors {
     /// A convolution, and the 1x1x1 convolution of its addend.
     Conv { conv: NamedWeights, shortcut: Option<NamedWeights> },
+    /// A convolution, and the 1x1x1 convolution of its output.
+    Projected { conv: NamedWeights, projection: NamedWeights },
     /// Matrices whose outputs lie side by side.
     Matrices(Vec<NamedWeights>),
     /// A 1x1x1 convolution whose channels are unfolded into 2 x 2 pixels and into frames, then a convolution.
@@ -78,6 +80,7 @@ impl Layer {
     pub fn weights(&self) -> impl Iterator<Item = &NamedWeights> {
         let (first, second, parts): (_, _, &[NamedWeights]) = match &self.tensors {
             LayerTensors::Conv { conv, shortcut } => (Some(conv), shortcut.as_ref(), &[]),
+            LayerTensors::Projected { conv, projection } => (Some(conv), Some(projection), &[]),
             LayerTensors::Matrices(parts) => (None, None, parts),
             LayerTensors::Unfolded { upscale, conv } => (Some(upscale), Some(conv), &[]),
             LayerTensors::Nearest { conv } => (Some(conv), None, &[]),
@@ -90,9 +93,9 @@ impl Layer {
         self.addend.filter(|_| self.layout.shortcut.is_none())
     }
 
-    /// Whether it can run in bands with its causal cache elsewhere than on the device.
+    /// Whether it can run in bands, with its causal cache, if it has one, elsewhere than on the device.
     pub fn runs_in_bands(&self) -> bool {
-        self.time.is_causal() && self.layout.window == Window::Same && self.layout.prologue != Prologue::None
+        self.time.keeps_rate() && self.layout.window == Window::Same && self.layout.prologue != Prologue::None
     }
 
     /// Whether it can write its output band by band: it runs in bands, or each band of its larger output reads few rows
@@ -177,7 +180,7 @@ pub struct Network {
 impl Network {
     /// One direction of a model, lowered.
     pub fn new(model: &Model, direction: Direction) -> Result<Network> {
-        lower::lower(model, direction).map_err(|why| {
+        lower::lower(model.graph(direction), direction, model.geometry).map_err(|why| {
             let (family, direction) = (model.family.name, direction.name());
             Error::Checkpoint(format!("a model of family {family} ({direction}) cannot be computed: {why}"))
         })
@@ -263,7 +266,8 @@ impl Network {
     pub fn recomputed_by(&self, layer: LayerId) -> Option<LayerId> {
         let head = self.stages[self.stage_of(layer)].head();
         let reads_head = layer != head && self.layers[layer].input == Source::Layer(head);
-        (reads_head && self.layers[layer].runs_in_bands() && self.layers[head].expands()).then_some(head)
+        let has_cache = self.layers[layer].time.is_causal();
+        (reads_head && has_cache && self.layers[layer].runs_in_bands() && self.layers[head].expands()).then_some(head)
     }
 
     /// The layer that can compute hidden frames again for `layer`: the one that makes its input and nothing else, if
@@ -346,9 +350,12 @@ impl Network {
         }
     }
 
-    /// The frames of an input of this shape, padded to whole latent pixels.
+    /// The frames of an input of this shape, unpacked, and padded to whole latent pixels of the host.
     pub fn input_frame(&self, input: Shape) -> FrameShape {
-        let whole = |length: u64| length.next_multiple_of(self.latent_scale());
+        let whole = |length: u64| match self.direction {
+            Direction::Encode => length.next_multiple_of(self.geometry.packed_space()),
+            Direction::Decode => length * self.geometry.packing,
+        };
         FrameShape::new(whole(input.height), whole(input.width), self.input_channels())
     }
 

@@ -12,7 +12,7 @@ pub use ports::{NODES, Node, Port};
 
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};
-use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
+use crate::exec::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
 
@@ -24,6 +24,7 @@ pub fn configure(settings: &mut Settings, key: &str, value: &str) -> Result<()> 
     let mut changed = settings.clone();
     (param.set)(&mut changed, parse::value(param, value)?);
     check_tiles(&changed, key)?;
+    check_scaling(&changed, key)?;
     *settings = changed;
     Ok(())
 }
@@ -43,6 +44,17 @@ fn check_tiles(settings: &Settings, key: &str) -> Result<()> {
     }
 }
 
+/// Refuses two scalings of latents. `key` was set last.
+fn check_scaling(settings: &Settings, key: &str) -> Result<()> {
+    match (settings.latents, settings.scaling_factor) {
+        (Latents::Raw, _) | (Latents::Model, 1.0) => Ok(()),
+        (Latents::Model, factor) => Err(Error::Argument(format!(
+            "{key}: latents=model has the scale of the diffusion model, which contradicts scaling_factor={factor}; \
+             set scaling_factor to 1, or latents to raw"
+        ))),
+    }
+}
+
 /// The settings of a new handle.
 pub fn defaults() -> Settings {
     let blank = Tiling { enabled: false, size: 0, overlap: 0 };
@@ -55,6 +67,8 @@ pub fn defaults() -> Settings {
         precision: None,
         pixel_range: PixelRange::Signed,
         scaling_factor: 0.0,
+        latents: Latents::Raw,
+        latent_format: None,
         posterior: Latent::Mean,
         seed: 0,
         cache: CacheFormat::Exact,
@@ -145,6 +159,8 @@ mod tests {
             ("cache", "u8"),
             ("pixel_range", "0..1"),
             ("scaling_factor", "0.75"),
+            ("latents", "model"),
+            ("latent_format", "sd3"),
             ("posterior", "sample"),
             ("seed", "18446744073709551615"),
             ("encode_tiled", "true"),
@@ -167,10 +183,10 @@ mod tests {
             let before = all.clone();
             configure(&mut all, key, value).unwrap();
             assert_ne!(all, before, "{key}");
-            if key == "tiles" {
-                // Or the tiles that come later would be refused.
-                assert_eq!(Settings { allow_tiles: true, ..all.clone() }, before);
-                all = before;
+            match key {
+                // Or the tiles and the latents that come later would be refused.
+                "tiles" | "scaling_factor" => all = before,
+                _ => {}
             }
         }
         let expected = Settings {
@@ -181,7 +197,9 @@ mod tests {
             instructions: Instructions::Portable,
             precision: Some(Precision::Bf16),
             pixel_range: PixelRange::Unit,
-            scaling_factor: 0.75,
+            scaling_factor: 1.0,
+            latents: Latents::Model,
+            latent_format: Some("sd3"),
             posterior: Latent::Sample,
             seed: u64::MAX,
             cache: CacheFormat::U8,

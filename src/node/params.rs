@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
-use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings, Trace};
+use crate::exec::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Trace};
 use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
 
@@ -201,7 +201,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Choice(&[c"auto", c"fp16", c"bf16", c"fp32"]),
         default: c"auto",
         unit: c"",
-        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which also has bf16. Sums are always fp32. On a CPU with AMX bf16 is several times as fast as fp32. On a GPU fp32 takes twice the memory and several times as long.",
+        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which also has bf16. A call that overflows in auto's fp16 is repeated in bf16, and the handle stays with that. Sums are always fp32. On a CPU with AMX bf16 is several times as fast as fp32. On a GPU fp32 takes twice the memory and several times as long.",
         only: None,
         set: |s, v| {
             use Precision::{Bf16, Fp16, Fp32};
@@ -231,9 +231,27 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Float { min: 1e-6, max: 1e6, step: 0.0001 },
         default: c"1.0",
         unit: c"",
-        help: c"Multiplies the output of encode and divides the input of decode: what the diffusion model expects. 1 leaves latents as the network gives them.",
+        help: c"Multiplies the output of encode and divides the input of decode. 1 leaves latents as the network gives them. With latents=model it must be 1.",
         only: None,
         set: |s, v| s.scaling_factor = v.float(),
+    },
+    Param {
+        key: c"latents",
+        kind: ParamKind::Choice(&[c"raw", c"model"]),
+        default: c"raw",
+        unit: c"",
+        help: c"Which latents encode writes and decode reads. raw: the mean as the network gives it. model: scaled, shifted and packed as the diffusion model reads and writes it; those of FLUX.2 have 4 times the channels at half the height and width. logvar is never scaled. A GPU has scale and shift only, not FLUX.2's.",
+        only: None,
+        set: |s, v| s.latents = v.choice([Latents::Raw, Latents::Model]),
+    },
+    Param {
+        key: c"latent_format",
+        kind: ParamKind::Choice(&[c"auto", c"sd", c"sdxl", c"sd3", c"flux"]),
+        default: c"auto",
+        unit: c"",
+        help: c"For latents=model, where the tensors fit several models: SD and SDXL have the same, and so have SD3 and FLUX.1. auto takes what the checkpoint says, if it has the diffusion model too, or a config.json beside it, as diffusers writes it.",
+        only: None,
+        set: |s, v| s.latent_format = v.choice([None, Some("sd"), Some("sdxl"), Some("sd3"), Some("flux")]),
     },
     Param {
         key: c"posterior",

@@ -57,7 +57,7 @@ pub static NODES: &[Node] = &[
                 output: true,
                 optional: false,
                 kind: TensorKind::Latent,
-                help: c"Mean of the distribution or a sample of it, times scaling_factor.",
+                help: c"Mean of the distribution or a sample of it, times scaling_factor, or as latents=model has it.",
             },
             Port {
                 name: c"logvar",
@@ -79,7 +79,7 @@ pub static NODES: &[Node] = &[
                 output: false,
                 optional: false,
                 kind: TensorKind::Latent,
-                help: c"Latents of encode, [B, C, T, H, W], times scaling_factor.",
+                help: c"Latents of encode, [B, C, T, H, W], times scaling_factor, or as latents=model has them.",
             },
             Port {
                 name: c"video",

@@ -65,7 +65,10 @@ impl Clip {
 pub fn evaluate(graph: &Graph, tensors: &Tensors, input: Clip) -> Clip {
     for expected in graph.tensors() {
         let found = tensors.get(&expected.name).unwrap_or_else(|| panic!("no tensor {}", expected.name));
-        assert!(found.shape.iter().map(|d| *d as u64).eq(expected.shape.iter().copied()), "shape of {expected:?}");
+        let axes = found.shape.iter().map(|d| *d as u64).chain(std::iter::repeat(1));
+        // Matrices may be convolutions with kernel 1.
+        let fits = axes.zip(expected.shape.iter().chain([&1; 3])).take(5).all(|(found, expected)| found == *expected);
+        assert!(fits, "shape of {expected:?}");
     }
     let mut readers = graph.readers();
     let mut values: Vec<Option<Clip>> = vec![None; graph.nodes().len()];

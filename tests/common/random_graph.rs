@@ -4,15 +4,17 @@
 use std::borrow::Cow;
 
 use super::random::Random;
-use video_vae::model::families::{Family, LatentScaling, Model};
+use video_vae::model::families::{Family, Model};
 use video_vae::model::geometry::Geometry;
 use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 
 /// Only what these models need of a family.
 static RANDOM: Family = Family {
     name: "random",
-    canonical: |name| Cow::Borrowed(name),
+    canonical: |names| names.iter().map(|name| Cow::Borrowed(*name)).collect(),
+    is_unread: |_| false,
     model: |_| Err("a random model is no checkpoint's".into()),
+    published: &[],
 };
 
 const CAUSAL: TimeAxis = TimeAxis::causal(FirstFrame::Repeated);
@@ -26,14 +28,17 @@ pub fn random_model(seed: u64, width: u64) -> Model {
     // Of each change of resolution, whether it also changes the frame rate. Both directions have their own order.
     let levels = random.below(3) as usize;
     let temporal = random.below(levels as u64 + 1);
+    // Some networks see one frame at a time, as those of image autoencoders do.
+    let still = seed % 4 == 3;
+    let temporal = if still { 0 } else { temporal };
     let order = |random: &mut Random| {
         let mut changes: Vec<bool> = (0..levels).map(|level| (level as u64) < temporal).collect();
         (1..levels).for_each(|at| changes.swap(at, random.below(at as u64 + 1) as usize));
         changes
     };
     let (down, up) = (order(&mut random), order(&mut random));
-    let encoder = Builder::new("encoder", &mut random, groups, width).graph(PIXEL_CHANNELS, &down, 2 * latent);
-    let decoder = Builder::new("decoder", &mut random, groups, width).graph(latent, &up, PIXEL_CHANNELS);
+    let encoder = Builder::new("encoder", &mut random, [groups, width], still).graph(PIXEL_CHANNELS, &down, 2 * latent);
+    let decoder = Builder::new("decoder", &mut random, [groups, width], still).graph(latent, &up, PIXEL_CHANNELS);
     Model {
         family: &RANDOM,
         sizes: format!("random model {seed}"),
@@ -42,8 +47,9 @@ pub fn random_model(seed: u64, width: u64) -> Model {
             latent_channels: latent,
             space: 1 << levels,
             time: 1 << temporal,
+            packing: 1,
         },
-        latent_scaling: LatentScaling::Scaled { scale: 1.0, shift: 0.0 },
+        latents: Vec::new(),
         encoder,
         decoder,
     }
@@ -56,12 +62,15 @@ struct Builder<'a> {
     graph: GraphBuilder,
     groups: u64,
     width: u64,
+    /// What its convolutions over time see.
+    causal: TimeAxis,
     convs: u64,
 }
 
 impl<'a> Builder<'a> {
-    fn new(side: &'static str, random: &'a mut Random, groups: u64, width: u64) -> Builder<'a> {
-        Builder { side, random, graph: GraphBuilder::new(0), groups, width, convs: 0 }
+    fn new(side: &'static str, random: &'a mut Random, [groups, width]: [u64; 2], still: bool) -> Builder<'a> {
+        let causal = if still { TimeAxis::POINT } else { CAUSAL };
+        Builder { side, random, graph: GraphBuilder::new(0), groups, width, causal, convs: 0 }
     }
 
     /// Levels with a few blocks each, and a change of resolution between them.
@@ -69,7 +78,7 @@ impl<'a> Builder<'a> {
         self.graph = GraphBuilder::new(inputs);
         let expands = self.side == "decoder";
         let width = self.any_width();
-        let mut x = self.conv(GraphBuilder::INPUT, width, CAUSAL, SpaceAxis::SAME);
+        let mut x = self.conv(GraphBuilder::INPUT, width, self.causal, SpaceAxis::SAME);
         for level in 0..=changes.len() {
             for _ in 0..self.random.below(4) {
                 x = self.block(x);
@@ -79,7 +88,11 @@ impl<'a> Builder<'a> {
             }
         }
         let x = if self.random.one_in(4) { x } else { self.norm_silu(x) };
-        self.conv(x, outputs, CAUSAL, SpaceAxis::SAME);
+        let x = self.conv(x, outputs, self.causal, SpaceAxis::SAME);
+        if self.causal == TimeAxis::POINT && self.side == "encoder" {
+            // A convolution of the output's channels, which is folded.
+            self.conv(x, outputs, TimeAxis::POINT, SpaceAxis::POINT);
+        }
         self.graph.finish()
     }
 
@@ -108,7 +121,7 @@ impl<'a> Builder<'a> {
     }
 
     fn time(&mut self) -> TimeAxis {
-        if self.random.one_in(4) { TimeAxis::POINT } else { CAUSAL }
+        if self.random.one_in(4) { TimeAxis::POINT } else { self.causal }
     }
 
     fn block(&mut self, x: NodeId) -> NodeId {
@@ -169,7 +182,7 @@ impl<'a> Builder<'a> {
 
     fn upsampler(&mut self, x: NodeId, doubles_time: bool) -> NodeId {
         let (channels, frames) = (self.graph.channels(x), if doubles_time { 2 } else { 1 });
-        if !doubles_time && self.random.one_in(2) {
+        if !doubles_time && (self.causal == TimeAxis::POINT || self.random.one_in(2)) {
             let (nearest, channels, time) = (self.graph.nearest(x, 2), self.any_width(), self.time());
             return self.conv(nearest, channels, time, SpaceAxis::SAME);
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use video_vae::model::Model;
-use video_vae::model::families::seedvr2::Sizes;
+use video_vae::model::families::FAMILIES;
 
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
 use crate::draft::Draft;
@@ -23,6 +23,7 @@ const EXAMPLES: &str = "Examples:
   vvae bench --weights ema_vae_fp16.safetensors --device cuda:0 --shapes 21x1080x1920 --json bench.json
   vvae bench --random --device cuda:0 --device-tensors --shapes 5x512x512 --repeat 20
   vvae bench --random --device cuda:0 --set autotune=on
+  vvae bench --random flux --device cpu
   vvae bench --random --device cpu --ops decode --set threads=1
 ";
 
@@ -39,11 +40,12 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
-    /// Full-size random weights, made once in the temporary folder (half a gigabyte).
-    #[arg(long, conflicts_with = "weights")]
-    random: bool,
+    /// Full-size random weights of a published model, made once in the temporary folder (up to half a gigabyte): seedvr2,
+    /// sd, sdxl, sd3, flux or flux2.
+    #[arg(long, conflicts_with = "weights", value_name = "MODEL", num_args = 0..=1, default_missing_value = "seedvr2")]
+    random: Option<String>,
     /// FRAMESxHEIGHTxWIDTH of the video; default: 21x720x1280,1x1024x1024,5x512x512 on a GPU, 1x256x256,5x128x128 on
-    /// the CPU.
+    /// the CPU; those of image models have one frame.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
     shapes: Vec<[u64; 3]>,
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "decode,encode")]
@@ -110,6 +112,8 @@ impl Bench {
         let product = product.ok();
         heading(if gpu.is_some() { "TFLOP/s" } else { "GFLOP/s" })?;
         let usual: &[[u64; 3]] = match gpu {
+            _ if model.geometry.time == 1 && gpu.is_some() => &[[1, 1024, 1024], [1, 2048, 2048]],
+            _ if model.geometry.time == 1 => &[[1, 256, 256]],
             Some(_) => &[[21, 720, 1280], [1, 1024, 1024], [5, 512, 512]],
             None => &[[1, 256, 256], [5, 128, 128]],
         };
@@ -137,14 +141,19 @@ impl Bench {
     }
 
     fn weights(&self) -> Result<PathBuf> {
-        if !self.random {
+        let Some(name) = &self.random else {
             return self.model.weights().map_err(|why| format!("{why}; --random makes one of the real size"));
-        }
+        };
+        let published = || FAMILIES.iter().flat_map(|family| family.published);
+        let Some((_, model)) = published().find(|(known, _)| known == name) else {
+            let names: Vec<&str> = published().map(|(name, _)| *name).collect();
+            return Err(format!("--random: no model is called {name:?}; give one of {}", names.join(", ")));
+        };
         // A whole file has this name, as it is given only when it is whole.
-        let path = std::env::temp_dir().join("vvae-random-full-f16.safetensors");
+        let path = std::env::temp_dir().join(format!("vvae-random-{name}-f16.safetensors"));
         if !path.exists() {
             say::note(format_args!("making {}", path.display()));
-            random_weights::write(&path, &Sizes::published(), Dtype::F16, 0)?;
+            random_weights::write(&path, &model(), Dtype::F16, 0)?;
         }
         Ok(path)
     }

@@ -19,7 +19,8 @@ const EXAMPLES: &str = "Examples:
 /// A checkpoint in fp32 against fp16 on a fixed clip; one line to paste into a report.
 ///
 /// Encodes and decodes a clip that is the same everywhere, in fp32 and in a faster precision: fp16 on a GPU, bf16 on a
-/// CPU. Prints one line: the checkpoint, the machine, and how far the two are apart.
+/// CPU. Prints one line: the checkpoint, the machine, whether the faster one holds or overflows, and how far the two are
+/// apart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Check {
@@ -53,6 +54,12 @@ impl Check {
         let other = results(&vae, &input, fast)?;
         let [error, norm] = metrics::energies(exact.latent.bytes(), other.latent.bytes());
         let latent = (error / norm).sqrt();
+        let finite =
+            |bytes: &[u8]| bytes.chunks_exact(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
+        let holds = match finite(other.latent.bytes()) && finite(&floats(&vae, &exact, fast)?) {
+            true => format!("{fast} holds"),
+            false => format!("{fast} overflows, use precision=bf16"),
+        };
         let apart = metrics::compare(&exact.video, &other.video);
         let through = metrics::compare(&input, &exact.video);
         let name = self.checkpoint.file_name().unwrap_or_default().to_string_lossy();
@@ -60,14 +67,23 @@ impl Check {
         // SAFETY: takes nothing.
         let version = api::text(unsafe { (api::api()?.vvae_version)() });
         say!(
-            "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {fast} against fp32: \
-             latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
+            "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {holds}; {fast} against \
+             fp32: latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
             fingerprint(&self.checkpoint)?,
             apart.psnr,
             through.psnr,
             through.ssim
         )
     }
+}
+
+/// The video of the exact latents in another precision, as floats: in 8 bits, values that are not finite are 0.
+fn floats(vae: &Vae, exact: &Results, precision: &str) -> Result<Vec<u8>> {
+    vae.configure("precision", precision)?;
+    let (kind, frames) = (exact.video.kind, exact.video.count() as u64);
+    let mut video = Frames::new(FrameKind::pixels(Dtype::F32, kind.width, kind.height), frames)?;
+    vae.decode(&exact.latent, &mut video)?;
+    Ok(video.bytes().to_vec())
 }
 
 fn results(vae: &Vae, input: &Frames, precision: &str) -> Result<Results> {

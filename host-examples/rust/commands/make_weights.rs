@@ -49,7 +49,7 @@ impl MakeWeights {
         let MakeWeights { output, channels, layers, latent, groups, temporal, seed, dtype } = self;
         let config = Sizes { channels, layers, latent, groups, temporal_levels: temporal };
         checkpoint::check(&config)?;
-        let parameters = random_weights::write(&output, &config, dtype.dtype(), seed)?;
+        let parameters = random_weights::write(&output, &config.model(), dtype.dtype(), seed)?;
         say!("{}: {} random parameters in {}", output.display(), units::grouped(parameters), dtype.dtype().name())
     }
 }

@@ -56,7 +56,7 @@ impl Plan {
                 path = named;
             }
             None => {
-                blank = random_weights::blank(&Sizes::published(), Dtype::F16)?;
+                blank = random_weights::blank(&Sizes::published().model(), Dtype::F16)?;
                 say!("for the published checkpoint's sizes")?;
                 path = blank.path.clone();
             }

@@ -129,6 +129,10 @@ impl Sizes for Cpu {
         None
     }
 
+    fn normalises_itself(&self, _: &ConvLayout) -> bool {
+        false
+    }
+
     fn partial_sums(&self, _: &ConvLayout, _: FrameShape, _: u64) -> Option<PartialSumsSize> {
         None
     }
@@ -180,6 +184,7 @@ fn not_planned(what: &str) -> Error {
 
 impl DeviceFacts for Cpu {
     const HOST_MEMORY: bool = true;
+    const MAPS_CHANNELS: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision

@@ -9,7 +9,7 @@ use super::memory::{CpuMemory, SharedPointer};
 use super::noise;
 use crate::backend::Stop;
 use crate::error::{Error, Result};
-use crate::ir::{BlendTile, DType, LoadTensor, StoreTensor, TensorDevice, View};
+use crate::ir::{BlendTile, ChannelMaps, DType, LoadTensor, StoreTensor, TensorDevice, View};
 use crate::thread_pool::Pool;
 
 /// Rows of a task: enough elements to be worth a task.
@@ -45,7 +45,8 @@ pub(super) fn load<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTen
 fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
     check("load", op.from, op.batch, op.frame)?;
     let host = op.from.shape();
-    if op.shape.channels > host.channels {
+    let mapped = op.channels.map_or(1, |maps| maps.side * maps.side) * op.shape.channels;
+    if mapped > host.channels || op.channels.is_some_and(|maps| (maps.maps.len() as u64) < mapped) {
         return Err(Error::Internal(format!("load: {} channels from a tensor {host}", op.shape.channels)));
     }
     let into =
@@ -63,6 +64,11 @@ fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &Load
         // output are inside the region checked above, and each belongs to one task.
         unsafe {
             let into = into.get().cast::<A>().add(y * width * channels);
+            if let Some(maps) = op.channels {
+                let finite = load_mapped_row::<A, N>(op, maps, y as u64, into);
+                all_finite.fetch_and(finite, Ordering::Relaxed);
+                return;
+            }
             let mut finite = true;
             for c in 0..channels {
                 let from = from.offset(c as isize * by_channel);
@@ -81,6 +87,32 @@ fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &Load
     });
     memory.nonfinite.loaded |= !all_finite.into_inner();
     done
+}
+
+/// A row of activations whose channels have maps of their own. Whether its values are finite.
+///
+/// # Safety
+/// `into` must have room for a row.
+unsafe fn load_mapped_row<A: Element, N: Number>(op: &LoadTensor, maps: ChannelMaps, y: u64, into: *mut A) -> bool {
+    let (host, [_, by_channel, _, by_row, by_column]) = (op.from.shape(), op.from.strides());
+    let (side, channels) = (maps.side, op.shape.channels);
+    let row = (op.top + y).min(host.height * side - 1);
+    let mut finite = true;
+    for at in 0..op.shape.width * channels {
+        let column = (op.left + at / channels).min(host.width * side - 1);
+        let channel = (at % channels * side + row % side) * side + column % side;
+        let place = channel as i64 * by_channel + (row / side) as i64 * by_row + (column / side) as i64 * by_column;
+        let from = op.from.frame(op.batch, op.frame).cast::<N>().wrapping_offset(place as isize);
+        // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees, and its channels
+        // were checked. The rest is the caller's promise.
+        unsafe {
+            let value = (*from).value();
+            finite &= value.is_finite();
+            let map = maps.maps[channel as usize];
+            *into.add(at as usize) = A::of(value * map.mul + map.add);
+        }
+    }
+    finite
 }
 
 pub(super) fn store<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
@@ -105,10 +137,15 @@ fn store_as<A: Element, N: Number>(
     const MIN_FADE: f32 = 1e-6;
     check("store", op.into, op.batch, op.frame)?;
     let host = op.into.shape();
-    let logvar = op.sample.map_or(0, |sample| sample.logvar_channel + host.channels);
-    let (height, width) = (host.height.min(op.shape.height) as usize, host.width.min(op.shape.width) as usize);
-    let faded = op.divide.is_none_or(|by| by.rows.len() >= height && by.columns.len() >= width);
-    if op.channel + host.channels > op.shape.channels || logvar > op.shape.channels || !faded {
+    let side = op.channels.map_or(1, |maps| maps.side);
+    // Channels of activations that are stored, and rows and columns of the host's image.
+    let channels = host.channels / (side * side);
+    let logvar = op.sample.map_or(0, |sample| sample.logvar_channel + channels);
+    let (height, width) = (host.height.min(op.shape.height / side), host.width.min(op.shape.width / side));
+    let (height, width, side) = (height as usize, width as usize, side as usize);
+    let faded = op.divide.is_none_or(|by| by.rows.len() >= height * side && by.columns.len() >= width * side);
+    let mapped = op.channels.is_none_or(|maps| maps.maps.len() as u64 >= host.channels);
+    if op.channel + channels > op.shape.channels || logvar > op.shape.channels || !faded || !mapped {
         return Err(Error::Internal(format!("store: {:?} into a tensor {host}, or fades too short", op.shape)));
     }
     let from =
@@ -121,11 +158,15 @@ fn store_as<A: Element, N: Number>(
         // SAFETY: rows, columns and channels are inside the region checked above and inside the host's tensor, which
         // the maker of the view guarantees. Its elements do not overlap, so each row belongs to one task.
         unsafe {
-            let from = from.get().cast::<A>().add(y * pitch).cast_const();
             let mut finite = true;
-            for c in 0..host.channels {
-                let into = into.offset(c as isize * by_channel);
-                for x in 0..width {
+            for channel in 0..host.channels as usize {
+                let into = into.offset(channel as isize * by_channel);
+                let map = op.channels.map_or(op.map, |maps| maps.maps[channel]);
+                // The place in the activations.
+                let (c, y) = ((channel / (side * side)) as u64, y * side + channel / side % side);
+                let from = from.get().cast::<A>().add(y * pitch).cast_const();
+                for host_x in 0..width {
+                    let x = host_x * side + channel % side;
                     let pixel = from.add(x * op.shape.channels as usize);
                     let share = op.divide.map_or(1.0, |by| (by.rows[y] * by.columns[x]).max(MIN_FADE));
                     let mut value = (*pixel.add((op.channel + c) as usize)).value() / share;
@@ -147,7 +188,7 @@ fn store_as<A: Element, N: Number>(
                         value += deviation * noise::normal(sample.seed, at);
                     }
                     finite &= value.is_finite();
-                    *into.offset(x as isize * by_column) = N::of(value * op.map.mul + op.map.add);
+                    *into.offset(host_x as isize * by_column) = N::of(value * map.mul + map.add);
                 }
             }
             all_finite.fetch_and(finite, Ordering::Relaxed);

@@ -123,6 +123,7 @@ impl GpuBackend for Cuda {
 
 impl DeviceFacts for Cuda {
     const HOST_MEMORY: bool = false;
+    const MAPS_CHANNELS: bool = false;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

@@ -67,8 +67,21 @@ impl Fleet {
                 return Err(error);
             }
         }
+        // Latents may be packed.
+        let geometry = self.members[0].session.geometry();
+        self.networks.iter_mut().for_each(|network| Arc::make_mut(network).geometry = geometry);
         self.settings = settings.clone();
         Ok(())
+    }
+
+    /// Whether `precision=auto` has become bf16 on some members only. Then it becomes so on all.
+    pub fn leave_fp16_together(&mut self) -> Result<bool> {
+        let left = self.members.iter().filter(|member| member.session.has_left_fp16()).count();
+        let is_divided = left > 0 && left < self.members.len() && self.settings.precision.is_none();
+        if is_divided {
+            self.members.iter_mut().try_for_each(|member| member.session.leave_fp16())?;
+        }
+        Ok(is_divided)
     }
 
     /// Does something with other settings than those of the session.

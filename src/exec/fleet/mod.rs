@@ -102,7 +102,9 @@ impl Session for FleetSession {
         refuse_stream(call.stream.is_some())?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
-        fleet.run(&job, &tensors, control)
+        let report = fleet.run(&job, &tensors, control);
+        // Parts in two precisions would not have the bits of one.
+        if fleet.leave_fp16_together()? { fleet.run(&job, &tensors, control) } else { report }
     }
 
     fn open_stream(

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::*;
 use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, PlanKind, Progress, open, open_one};
 use crate::ir::{DType, View};
-use crate::model::Checkpoint;
+use crate::model::{Checkpoint, Geometry};
 use crate::node;
 use crate::testing::golden;
 
@@ -30,6 +30,15 @@ impl DeviceSession for Failing {
     }
     fn plan_kind(&self) -> PlanKind {
         self.inner.plan_kind()
+    }
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn has_left_fp16(&self) -> bool {
+        self.inner.has_left_fp16()
+    }
+    fn leave_fp16(&mut self) -> Result<()> {
+        self.inner.leave_fp16()
     }
     fn share(&mut self, with: Sharing) {
         self.inner.share(with);

@@ -1,16 +1,38 @@
 //! Checks a checkpoint's bytes: header, names, shapes and values.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::file_tensor;
-use super::header::{self, TensorEntry};
+use super::header::{self, HeaderEntry};
 use super::names::{self, FileTensors};
 use super::source::{PIECE, Source};
 use crate::checksum::Checksum;
+use crate::ir::DType;
 use crate::model::families::{FAMILIES, Family, Model};
 use crate::model::graph::TensorShape;
 use crate::safetensors::{Check, quoted};
 use crate::thread_pool;
+
+/// A tensor of the model in the file.
+#[derive(Debug)]
+pub(super) struct TensorEntry {
+    /// The name that the model's graphs have for it.
+    pub name: Box<str>,
+    file_name: Box<str>,
+    pub dtype: DType,
+    pub shape: Box<[u64]>,
+    /// Its values' bytes in the file.
+    pub range: Range<u64>,
+}
+
+impl TensorEntry {
+    fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
 
 /// A checkpoint's model and its tensors, sorted by the names that its graphs have for them.
 #[derive(Debug)]
@@ -31,20 +53,22 @@ impl Contents {
     /// `known`: the model that the tensors must be of; `None` finds it. Reads no values.
     pub fn of_header(file: &Source, known: Option<Arc<Model>>) -> Check<Contents> {
         header::read(file, |mut tensors, metadata| {
+            let beside = header::split(&mut tensors);
+            let family = known.as_ref().map_or_else(|| nearest(&tensors), |model| model.family);
+            let unfit = |why: String| format!("{why}; the nearest family of autoencoders is {}", family.name);
             let model = match known {
-                Some(model) => {
-                    header::rename(&mut tensors, model.family.canonical)?;
-                    model
-                }
-                None => Arc::new(recognise(&mut tensors, metadata)?),
+                Some(model) => Ok(model),
+                None => recognise(&tensors, &beside, metadata, family).map(Arc::new),
             };
-            compare(&mut tensors, &model)?;
-            Ok(Contents { model, tensors })
+            let model = model.map_err(unfit)?;
+            header::rename(&mut tensors, family)?;
+            Ok(Contents { tensors: compare(tensors, &model).map_err(unfit)?, model })
         })
     }
 
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
-        find(&self.tensors, name).map(|at| &self.tensors[at])
+        let at = self.tensors.binary_search_by(|entry| (*entry.name).cmp(name)).ok();
+        at.map(|at| &self.tensors[at])
     }
 
     /// A checksum of names, types, shapes and values, and of the number of groups, which is in no tensor. It is the same
@@ -87,7 +111,7 @@ impl Contents {
             sum.add(piece);
         })?;
         let Some((element, value)) = first else { return Ok((part.end - part.start, sum.value())) };
-        let (name, place) = (quoted(entry.file_name()), coordinates(&entry.shape, element));
+        let (name, place) = (quoted(&entry.file_name), coordinates(&entry.shape, element));
         Err(format!("tensor {name}: element {element}, at {place:?}, is {value}; expected finite values"))
     }
 
@@ -109,48 +133,64 @@ struct Unit {
     start: u64,
 }
 
-fn find(tensors: &[TensorEntry], name: &str) -> Option<usize> {
-    tensors.binary_search_by(|entry| (*entry.name).cmp(name)).ok()
+fn canonical<'a>(tensors: &'a [HeaderEntry], family: &Family) -> Vec<Cow<'a, str>> {
+    (family.canonical)(&tensors.iter().map(|entry| &*entry.name).collect::<Vec<_>>())
 }
 
-/// The model that the tensors are of. They get the names that its graphs have for them.
-fn recognise(tensors: &mut [TensorEntry], metadata: Option<&str>) -> Check<Model> {
-    let of_family = |family: &Family| {
-        let shapes = tensors.iter().map(|entry| ((family.canonical)(&entry.name), &*entry.shape)).collect();
-        (family.model)(&FileTensors { shapes, metadata })
+/// The family that knows most of the tensors, by their names and numbers of axes.
+fn nearest(tensors: &[HeaderEntry]) -> &'static Family {
+    let known_tensors = |family: &&&Family| {
+        let published = family.published.iter().flat_map(|(_, model)| model().tensors());
+        let known: HashMap<String, usize> = published.map(|tensor| (tensor.name, tensor.shape.len())).collect();
+        // Matrices may be convolutions with kernel 1.
+        let fits = |axes: &usize, entry: &HeaderEntry| *axes == 2 || *axes == entry.shape.len();
+        let names = canonical(tensors, family).into_iter().zip(tensors);
+        names.filter(|(name, entry)| known.get(&**name).is_some_and(|axes| fits(axes, entry))).count()
     };
-    let mut refused = None;
-    for family in FAMILIES {
-        match of_family(family) {
-            Ok(model) => return header::rename(tensors, family.canonical).map(|()| model),
-            Err(why) => refused = refused.or(Some(why)),
-        }
-    }
-    Err(refused.unwrap_or_default())
+    FAMILIES.iter().rev().max_by_key(known_tensors).expect("there are families")
 }
 
-/// Compares the file's tensors with the expected ones, and gives each its expected shape.
-fn compare(tensors: &mut [TensorEntry], model: &Model) -> Check<()> {
-    let table = model.tensors();
-    for TensorShape { name, shape } in &table {
-        let Some(at) = find(tensors, name) else {
+/// The model of a family that the tensors are of.
+fn recognise(
+    tensors: &[HeaderEntry],
+    beside: &[Box<str>],
+    metadata: Option<&str>,
+    family: &'static Family,
+) -> Check<Model> {
+    let shapes = canonical(tensors, family).into_iter().zip(tensors.iter().map(|entry| &*entry.shape));
+    (family.model)(&FileTensors::new(shapes, beside, metadata))
+}
+
+/// The model's tensors among those of the file, which may have no others.
+fn compare(tensors: Vec<HeaderEntry>, model: &Model) -> Check<Vec<TensorEntry>> {
+    let mut expected = model.tensors();
+    expected.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    let find = |name: &str| tensors.binary_search_by(|entry| (*entry.name).cmp(name)).ok();
+    let mut found = Vec::with_capacity(expected.len());
+    for TensorShape { name, shape } in &expected {
+        let Some(entry) = find(name).map(|at| &tensors[at]) else {
             return Err(format!("tensor {name:?} is missing, expected with shape {shape:?}"));
         };
-        let entry = &mut tensors[at];
         if !names::same_shape(shape, &entry.shape) {
             let (name, found) = (quoted(entry.file_name()), &entry.shape);
             return Err(format!("tensor {name}: shape is {found:?}, expected {shape:?}"));
         }
-        entry.shape = shape.as_slice().into();
+        found.push(TensorEntry {
+            name: name.as_str().into(),
+            file_name: entry.file_name().into(),
+            dtype: entry.float()?,
+            shape: shape.as_slice().into(),
+            range: entry.range.clone(),
+        });
     }
-    if tensors.len() > table.len() {
-        let known: std::collections::HashSet<&str> = table.iter().map(|tensor| tensor.name.as_str()).collect();
-        if let Some(entry) = tensors.iter().find(|entry| !known.contains(&*entry.name)) {
-            let name = quoted(entry.file_name());
-            return Err(format!("tensor {name} is not part of this model, expected only its {} tensors", table.len()));
+    let is_known = |entry: &HeaderEntry| expected.binary_search_by(|tensor| (*tensor.name).cmp(&entry.name)).is_ok();
+    match tensors.iter().find(|entry| !is_known(entry)) {
+        None => Ok(found),
+        Some(entry) => {
+            let (name, count) = (quoted(entry.file_name()), expected.len());
+            Err(format!("tensor {name} is not part of this model, expected only its {count} tensors"))
         }
     }
-    Ok(())
 }
 
 fn coordinates(shape: &[u64], element: u64) -> Vec<u64> {

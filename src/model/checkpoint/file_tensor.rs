@@ -3,7 +3,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::open::Checkpoint;
+use super::source::Source;
 use crate::error::Result;
 use crate::ir::DType;
 use crate::reserve;
@@ -13,7 +13,7 @@ use crate::reserve;
 pub struct FileTensor<'a> {
     pub dtype: DType,
     pub shape: &'a [u64],
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) file: &'a Source,
     /// Where in the file it begins.
     pub(super) start: u64,
 }
@@ -30,7 +30,7 @@ impl FileTensor<'_> {
     pub fn read(&self, first: usize, bytes: &mut Vec<u8>, into: &mut [f32]) -> Result<()> {
         let size = self.dtype.bytes();
         let bytes = reserve::grown("tensors as read", bytes, into.len() * size as usize)?;
-        self.checkpoint.read(bytes, self.start + first as u64 * size)?;
+        self.file.read(bytes, self.start + first as u64 * size).map_err(|why| self.file.fail(why))?;
         widen(self.dtype, bytes, into);
         Ok(())
     }

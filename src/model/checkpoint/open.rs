@@ -1,7 +1,7 @@
 //! Opens a checkpoint: checks all of the safetensors file, and reads its tensors when they are asked for.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::contents::{Contents, Watch};
@@ -16,7 +16,6 @@ use crate::reserve::{self, EXHAUSTED};
 /// An open checkpoint. It has every tensor of the model, with the right shape and finite values.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
     identity: FileIdentity,
     pub(super) source: Source,
     pub(super) contents: Contents,
@@ -53,7 +52,7 @@ impl Checkpoint {
         match checksum {
             Err(_) if stopped => Err(Error::Cancelled),
             Err(why) => Err(failure(&path, why)),
-            Ok(checksum) => Ok(Checkpoint { path, identity: FileIdentity { stamp, checksum }, source, contents }),
+            Ok(checksum) => Ok(Checkpoint { identity: FileIdentity { stamp, checksum }, source, contents }),
         }
     }
 
@@ -65,7 +64,7 @@ impl Checkpoint {
             return Err(changed());
         }
         let contents = Contents::of_header(&source, Some(Arc::clone(model))).map_err(|why| failure(path, why))?;
-        let open = Checkpoint { path: path.into(), identity: identity.clone(), source, contents };
+        let open = Checkpoint { identity: identity.clone(), source, contents };
         if open.is_same(&stamp) {
             Ok(Checkpoint { identity: FileIdentity { stamp, ..identity.clone() }, ..open })
         } else {
@@ -74,7 +73,7 @@ impl Checkpoint {
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.source.path
     }
 
     pub fn model(&self) -> &Arc<Model> {
@@ -85,16 +84,12 @@ impl Checkpoint {
         &self.identity
     }
 
-    pub(super) fn fail(&self, why: String) -> Error {
-        failure(&self.path, why)
-    }
-
     /// Fails when the file is no longer the one that was opened.
     pub fn verify_unchanged(&self) -> Result<()> {
-        match fs::metadata(&self.path) {
+        match fs::metadata(self.path()) {
             Ok(metadata) if self.is_same(&FileStamp::of(&metadata)) => Ok(()),
-            Ok(_) => Err(self.fail("has changed since it was opened, expected the same file".into())),
-            Err(e) => Err(self.fail(format!("can no longer be found where it was opened: {e}"))),
+            Ok(_) => Err(self.source.fail("has changed since it was opened, expected the same file".into())),
+            Err(e) => Err(self.source.fail(format!("can no longer be found where it was opened: {e}"))),
         }
     }
 
@@ -109,13 +104,9 @@ impl Checkpoint {
 
     /// Finds a tensor by its current name, also if the file has its older name.
     pub fn tensor(&self, name: &str) -> Result<FileTensor<'_>> {
-        let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path.display()));
+        let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path().display()));
         let entry = self.contents.tensor(name).ok_or_else(unknown)?;
-        Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, checkpoint: self, start: entry.range.start })
-    }
-
-    pub(super) fn read(&self, into: &mut [u8], at: u64) -> Result<()> {
-        self.source.read(into, at).map_err(|why| self.fail(why))
+        Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, file: &self.source, start: entry.range.start })
     }
 }
 
@@ -128,7 +119,7 @@ fn open_file(path: &Path) -> Result<(Source, FileStamp)> {
     if metadata.len() == 0 {
         return Err(failure(path, "is empty, expected a safetensors file".into()));
     }
-    Ok((Source { file, length: metadata.len() }, FileStamp::of(&metadata)))
+    Ok((Source { path: path.into(), file, length: metadata.len() }, FileStamp::of(&metadata)))
 }
 
 fn failure(path: &Path, why: String) -> Error {

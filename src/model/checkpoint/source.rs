@@ -4,7 +4,9 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::path::PathBuf;
 
+use crate::error::Error;
 use crate::safetensors::Check;
 
 /// Bytes that a thread reads at a time when it needs no whole tensor. Less than folding takes per thread.
@@ -12,12 +14,18 @@ pub(super) const PIECE: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(super) struct Source {
+    pub path: PathBuf,
     pub file: File,
     /// The file's length when it was opened.
     pub length: u64,
 }
 
 impl Source {
+    /// An error of this file.
+    pub fn fail(&self, why: String) -> Error {
+        Error::Checkpoint(format!("{}: {why}", self.path.display()))
+    }
+
     pub fn read(&self, into: &mut [u8], at: u64) -> Check<()> {
         read_exact_at(&self.file, into, at).map_err(|e| match e.kind() {
             ErrorKind::UnexpectedEof => "the file was cut short while it was read".into(),

@@ -1,6 +1,8 @@
 //! The families of autoencoders that the library knows, one file each. A family says how it is recognised, what its
 //! tensors are called, what its graphs are, and what it says about pixels and latents. Nothing else names a tensor.
 
+pub mod blocks;
+pub mod kl2d;
 pub mod seedvr2;
 
 use std::borrow::Cow;
@@ -14,14 +16,21 @@ use crate::safetensors::Check;
 #[derive(Debug)]
 pub struct Family {
     pub name: &'static str,
-    /// The name that the graphs have for a tensor of a file, which may follow another naming scheme.
-    pub canonical: fn(&str) -> Cow<'_, str>,
+    /// The names that the graphs have for the tensors of a file, which may follow another naming scheme.
+    pub canonical: for<'a> fn(&[&'a str]) -> Vec<Cow<'a, str>>,
+    /// Whether a tensor, by its canonical name, may be in a file and is not needed.
+    pub is_unread: fn(&str) -> bool,
     /// The model whose tensors these are, under their canonical names. An error says what does not fit.
     pub model: fn(&FileTensors) -> Check<Model>,
+    /// Published models, by name.
+    pub published: &'static [(&'static str, fn() -> Model)],
 }
 
-/// In the order in which they are tried.
-pub const FAMILIES: [&Family; 1] = [&seedvr2::FAMILY];
+/// A file that is nearest to two families is of the first.
+pub const FAMILIES: [&Family; 2] = [&seedvr2::FAMILY, &kl2d::FAMILY];
+
+/// Where a checkpoint of a whole diffusion model has its autoencoder. No other tensor of such a file is read.
+pub const PREFIXES: [&str; 2] = ["first_stage_model.", "vae."];
 
 /// An autoencoder: what a family says about one checkpoint.
 #[derive(Debug, Clone)]
@@ -30,9 +39,17 @@ pub struct Model {
     /// Its sizes, for people.
     pub sizes: String,
     pub geometry: Geometry,
-    pub latent_scaling: LatentScaling,
+    /// Of each published model whose tensors these may be.
+    pub latents: Vec<LatentFormat>,
     pub encoder: Graph,
     pub decoder: Graph,
+}
+
+/// The latents of a published model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentFormat {
+    pub name: &'static str,
+    pub scaling: LatentScaling,
 }
 
 /// How a diffusion model reads the mean that the encoder gives.
@@ -57,6 +74,14 @@ impl Model {
 
     /// Every tensor of a checkpoint.
     pub fn tensors(&self) -> Vec<TensorShape> {
-        [&self.encoder, &self.decoder].into_iter().flat_map(Graph::tensors).collect()
+        let graphs = [&self.encoder, &self.decoder].into_iter().flat_map(Graph::tensors);
+        graphs.chain(self.latents.iter().flat_map(|latents| self.statistics(latents.scaling))).collect()
+    }
+
+    /// The tensors of a latent scaling.
+    fn statistics(&self, scaling: LatentScaling) -> Vec<TensorShape> {
+        let LatentScaling::Packed { side, mean, variance, .. } = scaling else { return Vec::new() };
+        let shape = vec![self.geometry.latent_channels * side * side];
+        [mean, variance].map(|name| TensorShape { name: name.into(), shape: shape.clone() }).into()
     }
 }

@@ -2,24 +2,22 @@
 
 use std::borrow::Cow;
 
-use super::{Family, LatentScaling, Model};
+use super::blocks::{AttentionStyle, MAX_CHANNELS, MAX_LATENT, MAX_LAYERS, MAX_LEVELS, Style, norm_groups};
+use super::{Family, LatentFormat, LatentScaling, Model};
 use crate::model::checkpoint::FileTensors;
 use crate::model::geometry::Geometry;
 use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::safetensors::Check;
 
-pub static FAMILY: Family = Family { name: "seedvr2", canonical, model: |tensors| Ok(Sizes::of(tensors)?.model()) };
+pub static FAMILY: Family = Family {
+    name: "seedvr2",
+    canonical: |names| names.iter().map(|name| canonical(name)).collect(),
+    is_unread: |_| false,
+    model: |tensors| Ok(Sizes::of(tensors)?.model()),
+    published: &[("seedvr2", || Sizes::published().model())],
+};
 
 const PIXEL_CHANNELS: u64 = 3;
-const EPSILON: f64 = 1e-6;
-const DEFAULT_GROUPS: u64 = 32;
-/// Bounds of what a file may ask for.
-const MAX_LEVELS: u64 = 8;
-const MAX_LAYERS: u64 = 16;
-const MAX_CHANNELS: u64 = 16384;
-const MAX_LATENT: u64 = 1024;
-
-const CAUSAL: TimeAxis = TimeAxis::causal(FirstFrame::Repeated);
 
 /// Older and current names of attention's tensors.
 const RENAMED: [(&str, &str); 4] = [("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")];
@@ -59,10 +57,6 @@ impl Sizes {
     /// The sizes that the tensors imply. Reads only the shapes that it needs; the comparison with the graphs checks all
     /// of them.
     fn of(tensors: &FileTensors) -> Check<Sizes> {
-        let (groups, source) = match tensors.metadata_number("norm_num_groups")? {
-            Some(groups) => (groups, "in the file's metadata"),
-            None => (DEFAULT_GROUPS, "assumed, as the file's metadata has none"),
-        };
         let levels = tensors.count("encoder.down_blocks.", ".resnets.", "resolution levels", MAX_LEVELS)?;
         let layers = tensors.count("encoder.down_blocks.0.resnets.", ".", "residual blocks a level", MAX_LAYERS)?;
         let channels = |level: u64| {
@@ -73,13 +67,8 @@ impl Sizes {
         let latent =
             tensors.dimension("decoder.conv_in.weight", 1, "input channels (those of a latent)", MAX_LATENT)?;
         let temporal_levels = temporal_levels(tensors, levels)?;
-        match channels.iter().position(|c| groups == 0 || c % groups != 0) {
-            None => Ok(Sizes { channels, layers, groups, latent, temporal_levels }),
-            Some(level) => Err(format!(
-                "norm_num_groups is {groups} ({source}), expected a divisor of every level's channels; level {level} has {}",
-                channels[level]
-            )),
-        }
+        let groups = norm_groups(tensors, &channels)?;
+        Ok(Sizes { channels, layers, groups, latent, temporal_levels })
     }
 
     pub fn model(&self) -> Model {
@@ -92,45 +81,70 @@ impl Sizes {
                 latent_channels: *latent,
                 space: 1 << (channels.len() - 1),
                 time: 1 << temporal_levels,
+                packing: 1,
             },
-            latent_scaling: LatentScaling::Scaled { scale: 0.9152, shift: 0.0 },
+            latents: vec![LatentFormat {
+                name: FAMILY.name,
+                scaling: LatentScaling::Scaled { scale: 0.9152, shift: 0.0 },
+            }],
             encoder: self.encoder(),
             decoder: self.decoder(),
         }
     }
 
+    fn style(&self) -> Style {
+        let norm = NormKind::Group { groups: self.groups, epsilon: 1e-6 };
+        Style {
+            norm,
+            time: TimeAxis::causal(FirstFrame::Repeated),
+            weight_axes: 5,
+            residual: ["norm1", "conv1", "norm2", "conv2", "conv_shortcut"],
+            attention: AttentionStyle {
+                norm,
+                weight_axes: 2,
+                names: ["group_norm", "to_out.0"],
+                qkv: &["to_q", "to_k", "to_v"],
+            },
+            middle: ["resnets.0", "attentions.0", "resnets.1"],
+        }
+    }
+
     fn encoder(&self) -> Graph {
-        let last = self.channels.len() - 1;
-        let mut blocks = Blocks { graph: GraphBuilder::new(PIXEL_CHANNELS), groups: self.groups };
-        let mut x = blocks.conv(GraphBuilder::INPUT, "encoder.conv_in", self.channels[0]);
+        let (last, style) = (self.channels.len() - 1, self.style());
+        let mut graph = GraphBuilder::new(PIXEL_CHANNELS);
+        let mut x = style.conv3(&mut graph, GraphBuilder::INPUT, "encoder.conv_in", self.channels[0]);
         for (level, &channels) in self.channels.iter().enumerate() {
             for layer in 0..self.layers {
-                x = blocks.residual(x, &format!("encoder.down_blocks.{level}.resnets.{layer}"), channels);
+                x = style.residual(&mut graph, x, &format!("encoder.down_blocks.{level}.resnets.{layer}"), channels);
             }
             if level < last {
                 let halves_time = level as u64 + self.temporal_levels >= last as u64;
-                x = blocks.downsampler(x, &format!("encoder.down_blocks.{level}.downsamplers.0"), halves_time);
+                let time = if halves_time { TimeAxis::halving(FirstFrame::Repeated) } else { TimeAxis::POINT };
+                let tensors = vec![format!("encoder.down_blocks.{level}.downsamplers.0.conv")];
+                x = graph.conv(x, Conv { tensors, time, space: SpaceAxis::HALVING, weight_axes: 5 }, channels);
             }
         }
-        x = blocks.middle(x, "encoder.mid_block");
-        blocks.finish(x, "encoder", 2 * self.latent)
+        x = style.middle(&mut graph, x, "encoder.mid_block");
+        style.norm_silu_conv3(&mut graph, x, ["encoder.conv_norm_out", "encoder.conv_out"], 2 * self.latent);
+        graph.finish()
     }
 
     fn decoder(&self) -> Graph {
-        let last = self.channels.len() - 1;
-        let mut blocks = Blocks { graph: GraphBuilder::new(self.latent), groups: self.groups };
-        let mut x = blocks.conv(GraphBuilder::INPUT, "decoder.conv_in", self.channels[last]);
-        x = blocks.middle(x, "decoder.mid_block");
+        let (last, style) = (self.channels.len() - 1, self.style());
+        let mut graph = GraphBuilder::new(self.latent);
+        let mut x = style.conv3(&mut graph, GraphBuilder::INPUT, "decoder.conv_in", self.channels[last]);
+        x = style.middle(&mut graph, x, "decoder.mid_block");
         for (level, &channels) in self.channels.iter().rev().enumerate() {
             for layer in 0..=self.layers {
-                x = blocks.residual(x, &format!("decoder.up_blocks.{level}.resnets.{layer}"), channels);
+                x = style.residual(&mut graph, x, &format!("decoder.up_blocks.{level}.resnets.{layer}"), channels);
             }
             if level < last {
                 let frames = if (level as u64) < self.temporal_levels { 2 } else { 1 };
-                x = blocks.upsampler(x, &format!("decoder.up_blocks.{level}.upsamplers.0"), frames);
+                x = upsampler(&style, &mut graph, x, &format!("decoder.up_blocks.{level}.upsamplers.0"), frames);
             }
         }
-        blocks.finish(x, "decoder", PIXEL_CHANNELS)
+        style.norm_silu_conv3(&mut graph, x, ["decoder.conv_norm_out", "decoder.conv_out"], PIXEL_CHANNELS);
+        graph.finish()
     }
 }
 
@@ -157,85 +171,12 @@ fn temporal_levels(tensors: &FileTensors, levels: u64) -> Check<u64> {
     Ok(temporal)
 }
 
-/// The blocks of the family.
-struct Blocks {
-    graph: GraphBuilder,
-    groups: u64,
-}
-
-impl Blocks {
-    fn norm(&mut self, x: NodeId, tensor: String) -> NodeId {
-        self.graph.norm(x, tensor, NormKind::Group { groups: self.groups, epsilon: EPSILON })
-    }
-
-    fn conv_of(&mut self, x: NodeId, tensor: &str, channels: u64, time: TimeAxis, space: SpaceAxis) -> NodeId {
-        self.graph.conv(x, Conv { tensors: vec![tensor.into()], time, space, weight_axes: 5 }, channels)
-    }
-
-    fn conv(&mut self, x: NodeId, tensor: &str, channels: u64) -> NodeId {
-        self.conv_of(x, tensor, channels, CAUSAL, SpaceAxis::SAME)
-    }
-
-    fn point(&mut self, x: NodeId, tensor: &str, channels: u64) -> NodeId {
-        self.conv_of(x, tensor, channels, TimeAxis::POINT, SpaceAxis::POINT)
-    }
-
-    fn norm_silu_conv(&mut self, x: NodeId, [norm, conv]: [String; 2], channels: u64) -> NodeId {
-        let normalised = self.norm(x, norm);
-        let activated = self.graph.silu(normalised);
-        self.conv(activated, &conv, channels)
-    }
-
-    fn residual(&mut self, x: NodeId, name: &str, channels: u64) -> NodeId {
-        let hidden = self.norm_silu_conv(x, ["norm1", "conv1"].map(|part| format!("{name}.{part}")), channels);
-        let out = self.norm_silu_conv(hidden, ["norm2", "conv2"].map(|part| format!("{name}.{part}")), channels);
-        let shortcut = match self.graph.channels(x) == channels {
-            true => x,
-            false => self.point(x, &format!("{name}.conv_shortcut"), channels),
-        };
-        self.graph.add(shortcut, out)
-    }
-
-    fn attention(&mut self, x: NodeId, name: &str) -> NodeId {
-        let channels = self.graph.channels(x);
-        let matrices = |parts: &[&str]| Conv {
-            tensors: parts.iter().map(|part| format!("{name}.{part}")).collect(),
-            time: TimeAxis::POINT,
-            space: SpaceAxis::POINT,
-            weight_axes: 2,
-        };
-        let normalised = self.norm(x, format!("{name}.group_norm"));
-        let qkv = self.graph.conv(normalised, matrices(&["to_q", "to_k", "to_v"]), 3 * channels);
-        let mixed = self.graph.attention(qkv);
-        let out = self.graph.conv(mixed, matrices(&["to_out.0"]), channels);
-        self.graph.add(x, out)
-    }
-
-    fn middle(&mut self, x: NodeId, name: &str) -> NodeId {
-        let channels = self.graph.channels(x);
-        let x = self.residual(x, &format!("{name}.resnets.0"), channels);
-        let x = self.attention(x, &format!("{name}.attentions.0"));
-        self.residual(x, &format!("{name}.resnets.1"), channels)
-    }
-
-    fn downsampler(&mut self, x: NodeId, name: &str, halves_time: bool) -> NodeId {
-        let time = if halves_time { TimeAxis::halving(FirstFrame::Repeated) } else { TimeAxis::POINT };
-        self.conv_of(x, &format!("{name}.conv"), self.graph.channels(x), time, SpaceAxis::HALVING)
-    }
-
-    /// A convolution to `4 * frames` times the channels, unfolded into 2 x 2 pixels and `frames` frames.
-    fn upsampler(&mut self, x: NodeId, name: &str, frames: u64) -> NodeId {
-        let channels = self.graph.channels(x);
-        let wide = self.point(x, &format!("{name}.upscale_conv"), 4 * frames * channels);
-        let unfolded = self.graph.unfold(wide, frames, 2);
-        self.conv(unfolded, &format!("{name}.conv"), channels)
-    }
-
-    fn finish(mut self, x: NodeId, name: &str, channels: u64) -> Graph {
-        let names = ["conv_norm_out", "conv_out"].map(|part| format!("{name}.{part}"));
-        self.norm_silu_conv(x, names, channels);
-        self.graph.finish()
-    }
+/// A convolution to `4 * frames` times the channels, unfolded into 2 x 2 pixels and `frames` frames.
+fn upsampler(style: &Style, graph: &mut GraphBuilder, x: NodeId, name: &str, frames: u64) -> NodeId {
+    let channels = graph.channels(x);
+    let wide = style.conv1(graph, x, format!("{name}.upscale_conv"), 4 * frames * channels);
+    let unfolded = graph.unfold(wide, frames, 2);
+    style.conv3(graph, unfolded, format!("{name}.conv"), channels)
 }
 
 #[cfg(test)]
@@ -244,8 +185,8 @@ mod tests {
     use crate::model::graph::TensorShape;
 
     fn of(tensors: &[TensorShape]) -> Check<Sizes> {
-        let shapes = tensors.iter().map(|tensor| (tensor.name.as_str().into(), tensor.shape.as_slice())).collect();
-        Sizes::of(&FileTensors { shapes, metadata: None })
+        let shapes = tensors.iter().map(|tensor| (tensor.name.as_str().into(), tensor.shape.as_slice()));
+        Sizes::of(&FileTensors::new(shapes, &[], None))
     }
 
     #[test]

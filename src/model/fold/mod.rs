@@ -4,6 +4,7 @@
 
 mod buffers;
 mod nearest;
+mod phases;
 mod points;
 mod product;
 mod taps;
@@ -46,6 +47,7 @@ pub struct LayerWeights<'a> {
 /// Those of [`LayerTensors`], in the file.
 enum FoundTensors<'a> {
     Conv { conv: WeightAndBias<'a>, shortcut: Option<WeightAndBias<'a>> },
+    Projected { conv: WeightAndBias<'a>, projection: WeightAndBias<'a> },
     Matrices(Vec<WeightAndBias<'a>>),
     Unfolded { upscale: WeightAndBias<'a>, conv: WeightAndBias<'a> },
     Nearest { conv: WeightAndBias<'a> },
@@ -64,6 +66,9 @@ impl<'a> LayerWeights<'a> {
         let tensors = match &layer.tensors {
             LayerTensors::Conv { conv, shortcut } => {
                 FoundTensors::Conv { conv: find(conv)?, shortcut: shortcut.as_ref().map(find).transpose()? }
+            }
+            LayerTensors::Projected { conv, projection } => {
+                FoundTensors::Projected { conv: find(conv)?, projection: find(projection)? }
             }
             LayerTensors::Matrices(parts) => FoundTensors::Matrices(parts.iter().map(find).collect::<Result<_>>()?),
             LayerTensors::Unfolded { upscale, conv } => {
@@ -89,6 +94,9 @@ impl<'a> LayerWeights<'a> {
                     ProductType::F64 => upsampler.fold::<f64, T>(block, &self.time, buffers, each),
                 };
             }
+            FoundTensors::Projected { conv, projection } => {
+                return self.fold_projected([conv, projection], block, buffers, each);
+            }
             FoundTensors::Matrices(parts) => return self.fold_matrices(parts, block, buffers, each),
             FoundTensors::Conv { shortcut: Some(shortcut), .. } if block.shortcut => {
                 return self.fold_matrices(slice::from_ref(shortcut), block, buffers, each);
@@ -107,6 +115,36 @@ impl<'a> LayerWeights<'a> {
             match self.layout.window {
                 Window::Up => nearest::sum(kernels, (rows, columns), &taps, plain),
                 _ => taps::sum(kernels, (rows, columns, area), &taps, plain),
+            }
+            each(slab, plain)?;
+        }
+        Ok(())
+    }
+
+    /// A block of a convolution whose output goes through a matrix.
+    fn fold_projected<T: Rounded>(
+        &self,
+        [conv, projection]: [&WeightAndBias; 2],
+        block: &WeightBlock,
+        buffers: &mut FoldBuffers<T>,
+        each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
+    ) -> Result<()> {
+        let FoldBuffers { bytes, kernels, upscale, plain, .. } = buffers;
+        let inner = WeightBlock { outputs: 0..conv.weight.shape[0], ..block.clone() };
+        let (rows, columns, volume) = (block.rows() as usize, inner.columns() as usize, volume_of(&conv.weight));
+        let kernels = reserve::grown("weights", kernels, rows * columns * volume)?;
+        taps::read(&conv.weight, (&inner, volume), bytes, kernels)?;
+        let matrix = reserve::grown("weights", upscale, columns * block.columns() as usize)?;
+        projection.weight.read(block.outputs.start as usize * columns, bytes, matrix)?;
+        let plain = reserve::grown("weights", plain, block.slab_elements(&self.layout) as usize)?;
+        let mut sums = reserve::filled("weights", 0.0, inner.slab_elements(&self.layout) as usize)?;
+        for slab in block.slabs(&self.layout) {
+            let taps = taps_of(&self.time.slabs()[slab as usize]);
+            taps::sum(kernels, (rows, columns, self.layout.window.taps() as usize), &taps, &mut sums);
+            for (sums, into) in sums.chunks_exact(columns).zip(plain.chunks_exact_mut(block.columns() as usize)) {
+                for (to, row) in into.iter_mut().zip(matrix.chunks_exact(columns)) {
+                    *to = T::round(row.iter().zip(sums).map(|(factor, sum)| f64::from(*factor) * sum).sum());
+                }
             }
             each(slab, plain)?;
         }
@@ -138,6 +176,16 @@ impl<'a> LayerWeights<'a> {
                 let (own, others) = exact.split_at_mut(conv.bias.elements());
                 conv.bias.read_f64(own)?;
                 others.chunks_exact_mut(own.len()).for_each(|edge| edge.copy_from_slice(own));
+            }
+            FoundTensors::Projected { conv, projection } => {
+                let mut inner = reserve::filled("biases", 0.0, conv.bias.elements())?;
+                conv.bias.read_f64(&mut inner)?;
+                projection.bias.read_f64(&mut exact)?;
+                let mut row = reserve::filled("biases", 0.0, inner.len())?;
+                for (channel, sum) in exact.iter_mut().enumerate() {
+                    projection.weight.read(channel * inner.len(), &mut Vec::new(), &mut row)?;
+                    *sum += row.iter().zip(&inner).map(|(factor, bias)| f64::from(*factor) * bias).sum::<f64>();
+                }
             }
             FoundTensors::Matrices(parts) => {
                 let mut rest = exact.as_mut_slice();
@@ -216,12 +264,20 @@ pub fn bytes(layer: &Layer, part: &WeightPart) -> FoldBytes {
         let biases = layout.biases * layout.bias_elements();
         let vectors = match &layer.tensors {
             LayerTensors::Unfolded { .. } => upsampler::bias_bytes(layout, &layer.time),
+            LayerTensors::Projected { conv, .. } => 24 * conv.shape[0],
             _ => 0,
         };
         return FoldBytes { bytes: 4 * layout.cin, vectors: 24 * biases + vectors, ..FoldBytes::default() };
     };
     let volume = match &layer.tensors {
         LayerTensors::Unfolded { .. } => return upsampler::fold_bytes(layout, &layer.time, block),
+        LayerTensors::Projected { conv, .. } => {
+            let inner = WeightBlock { outputs: 0..conv.shape[0], ..block.clone() };
+            let kernels = 4 * conv.shape.iter().product::<u64>() / layout.cin * block.rows();
+            let upscale = 4 * conv.shape[0] * block.columns();
+            let (vectors, plain) = (8 * inner.slab_elements(layout), 4 * block.slab_elements(layout));
+            return FoldBytes { bytes: kernels.max(upscale), kernels, upscale, plain, vectors, ..FoldBytes::default() };
+        }
         LayerTensors::Conv { conv, .. } | LayerTensors::Nearest { conv } if !block.shortcut => {
             conv.shape[2..].iter().product()
         }

@@ -2,8 +2,8 @@
 //! output. Kernel offsets that fall on one pixel of the smaller input are summed. Zeros outside the image stay zeros, so
 //! this is exact at the border too.
 
+use super::phases::{KERNEL, SIDE, TAPS, offsets};
 use super::taps::Rounded;
-use super::upsampler::{KERNEL, SIDE, TAPS, offsets};
 
 /// Rows and columns of the kernel.
 const AREA: usize = KERNEL * KERNEL;

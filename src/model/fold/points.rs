@@ -1,8 +1,8 @@
 //! Toom-Cook: the taps of an upsampler are coefficients of a product of polynomials, computed from its values at a few
 //! points. Each point takes a matrix product: 16 instead of 36 in both directions of space.
 
+use super::phases::{KERNEL, PHASES, SIDE, TAPS};
 use super::product::{COLUMNS, ROWS, Real, TERMS};
-use super::upsampler::{KERNEL, PHASES, SIDE, TAPS};
 
 /// In one direction. Let k0 to k2 be the offsets of the 3x3x3 kernel and u0, u1 the phases of an unfolded pixel. The
 /// taps of both output phases are coefficients:
@@ -190,8 +190,8 @@ fn interpolate_rows<E: Real>(products: &mut [[E; COLUMNS]]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::phases::offsets;
     use super::super::product;
-    use super::super::upsampler::offsets;
     use super::*;
     use crate::testing::Lcg;
     use std::array::from_fn;

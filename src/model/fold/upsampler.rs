@@ -5,23 +5,17 @@
 use std::array::from_fn;
 
 use super::buffers::{FoldBuffers, FoldBytes, aligned};
+use super::phases::{KERNEL, PHASES, SIDE, TAPS, offsets};
 use super::points::{self, POINTS, PixelPoints};
 use super::product::{self, COLUMNS, ROWS, Real, TERMS};
 use super::taps::{Rounded, WeightAndBias};
 use crate::error::Result;
-use crate::ir::{ConvLayout, WeightBlock, Window};
+use crate::ir::{ConvLayout, WeightBlock};
 use crate::model::lower::{Product, Recipes};
 use crate::reserve;
 
-/// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.
-pub(super) const KERNEL: usize = 3;
 const KERNEL_AREA: usize = KERNEL * KERNEL;
 const KERNEL_TAPS: usize = KERNEL * KERNEL_AREA;
-/// Rows and columns of an unfolded pixel, and of the taps of an output phase.
-pub(super) const SIDE: usize = 2;
-pub(super) const PHASES: usize = SIDE * SIDE;
-/// Taps of all phases, and points of both directions.
-pub(super) const TAPS: usize = Window::Up.taps() as usize;
 
 pub(super) struct Upsampler<'a> {
     upscale: &'a WeightAndBias<'a>,
@@ -30,17 +24,6 @@ pub(super) struct Upsampler<'a> {
     frames: usize,
     cin: usize,
     cout: usize,
-}
-
-/// The kernel offsets in one direction that tap `tap` of output phase `phase` sums, each with the phase of the unfolded
-/// pixel that it reads. Kernel offset d of output row 2y + phase reads unfolded row 2y + phase + d, which is row
-/// `(phase + d) mod 2` of small row `y + (phase + d) div 2`.
-pub(super) fn offsets(phase: usize, tap: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
-    (0..KERNEL).filter_map(move |offset| {
-        let unfolded = (phase + offset) as isize - 1;
-        let small = phase as isize + tap as isize - 1;
-        (unfolded.div_euclid(2) == small).then_some((offset, unfolded.rem_euclid(2) as usize))
-    })
 }
 
 /// The kernel offset that leaves the image in the outermost row (or column) of a phase.

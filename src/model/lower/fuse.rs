@@ -1,5 +1,5 @@
 //! Fuses nodes into layers. A layer is a convolution with the norm, SiLU, attention, unfolding or nearest neighbour
-//! before it, and with the addition behind it. A 1x1x1 convolution whose result is only added becomes a shortcut: one more slab of the sum.
+//! before it, and with the addition or the 1x1x1 convolution behind it. A 1x1x1 convolution whose result is only added becomes a shortcut: one more slab of the sum.
 
 use std::sync::Arc;
 
@@ -17,14 +17,9 @@ pub struct Fused {
 }
 
 /// The layers of a graph, in its order.
-pub fn fuse(graph: &Graph) -> Result<Vec<Fused>, String> {
-    let mut fuser = Fuser {
-        graph,
-        groups: groups(graph)?,
-        readers: graph.readers(),
-        values: vec![None; graph.nodes().len()],
-        layers: Vec::new(),
-    };
+pub fn fuse(graph: &Graph, groups: u64) -> Result<Vec<Fused>, String> {
+    let mut fuser =
+        Fuser { graph, groups, readers: graph.readers(), values: vec![None; graph.nodes().len()], layers: Vec::new() };
     for id in 0..graph.nodes().len() {
         fuser.visit(id)?;
     }
@@ -38,19 +33,6 @@ pub fn fuse(graph: &Graph) -> Result<Vec<Fused>, String> {
         fused.layer.statistics = normalised.contains(&Source::Layer(id));
     }
     Ok(fuser.layers)
-}
-
-/// Groups of all group norms.
-pub fn groups(graph: &Graph) -> Result<u64, String> {
-    let mut found = None;
-    for (id, node) in graph.nodes().iter().enumerate() {
-        if let NodeOp::Norm(Norm { kind: NormKind::Group { groups, .. }, .. }) = &node.op
-            && found.replace(*groups).is_some_and(|before| before != *groups)
-        {
-            return Err(format!("{} has {groups} groups, and other norms have others", describe(graph, id)));
-        }
-    }
-    Ok(found.unwrap_or(1))
 }
 
 struct Fuser<'a> {
@@ -98,8 +80,10 @@ impl Fuser<'_> {
     }
 
     fn visit(&mut self, id: NodeId) -> Result<(), String> {
-        match &self.node(id).op {
+        let graph = self.graph;
+        match &graph.nodes()[id].op {
             NodeOp::Input => self.values[id] = Some(Source::Input),
+            NodeOp::Conv(_) if !self.is_absorbed(id) && self.fuse_projection(id) => {}
             NodeOp::Conv(conv) if !self.is_absorbed(id) => {
                 let layer = self.layer(id, conv)?;
                 self.values[id] = Some(Source::Layer(self.layers.len()));
@@ -145,6 +129,26 @@ impl Fuser<'_> {
     /// A convolution that nothing but an addition reads, and that is a layer of its own.
     fn is_main(&self, id: NodeId) -> bool {
         matches!(self.node(id).op, NodeOp::Conv(_)) && self.readers[id] == 1 && !self.is_point(id)
+    }
+
+    /// A 1x1x1 convolution of what only it reads becomes a part of the convolution before it. Behind a convolution this is
+    /// exact; before one, its bias would make the border differ.
+    fn fuse_projection(&mut self, id: NodeId) -> bool {
+        let from = self.input_of(id);
+        if !self.is_point(id) || self.readers[from] != 1 || self.is_point(from) {
+            return false;
+        }
+        let (channels, projection) = (self.node(id).channels, self.weights(id).remove(0));
+        let Some(Source::Layer(at)) = self.values[from] else { return false };
+        let Fused { layer, node } = &mut self.layers[at];
+        let LayerTensors::Conv { conv, shortcut: None } = &layer.tensors else { return false };
+        if layer.addend.is_some() {
+            return false;
+        }
+        layer.tensors = LayerTensors::Projected { conv: conv.clone(), projection };
+        (layer.layout.cout, *node) = (channels, id);
+        self.values[id] = Some(Source::Layer(at));
+        true
     }
 
     /// The addition becomes a part of the layer that computes one of its operands.
@@ -284,6 +288,9 @@ impl Fuser<'_> {
 
     fn norm_weights(&self, id: NodeId, norm: &Norm) -> Result<NamedWeights, String> {
         match norm.kind {
+            NormKind::Group { groups, .. } if groups != self.groups => {
+                self.refuse(id, "its number of groups is not that of the first norm; no backend computes it yet")
+            }
             NormKind::Group { epsilon: 1e-6, .. } => {
                 Ok(NamedWeights { name: norm.tensor.clone(), shape: vec![self.node(id).channels], scale: 1.0 })
             }

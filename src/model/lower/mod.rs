@@ -19,17 +19,16 @@ mod tests;
 pub use pairs::{pair_layers, pair_upsamplers, pairable_layers};
 pub use recipes::{Pairs, Product, Recipe, Recipes, Slab, TimeRule, pair_of};
 
-use super::families::Model;
-use super::geometry::Direction;
+use super::geometry::{Direction, Geometry};
+use super::graph::Graph;
 use super::network::{Network, NetworkFacts};
 
-/// One direction of a model as layers, or why it cannot be computed.
-pub fn lower(model: &Model, direction: Direction) -> Result<Network, String> {
-    let graph = model.graph(direction);
+/// A graph as layers, or why it cannot be computed.
+pub fn lower(graph: &Graph, direction: Direction, geometry: Geometry) -> Result<Network, String> {
+    let groups = graph.norm_groups().unwrap_or(1);
     let shapes = shapes::infer(graph)?;
-    let fused = fuse::fuse(graph)?;
+    let fused = fuse::fuse(graph, groups)?;
     let stages = stages::divide(&fused, &shapes)?;
     let layers = fused.into_iter().map(|fused| fused.layer).collect();
-    let facts = NetworkFacts { direction, geometry: model.geometry, groups: fuse::groups(graph)? };
-    Ok(Network::of_layers(layers, stages, facts))
+    Ok(Network::of_layers(layers, stages, NetworkFacts { direction, geometry, groups }))
 }

@@ -237,9 +237,14 @@ impl Recipes {
         self.rule.pairs != Pairs::None
     }
 
+    /// Whether input and output have the same frame rate.
+    pub fn keeps_rate(&self) -> bool {
+        self.rule.axis.stride == 1 && self.rule.unfold == 1
+    }
+
     /// Whether a frame reads earlier ones of a clip with the same frame rate.
     pub fn is_causal(&self) -> bool {
-        self.rule.axis.kernel > 1 && self.rule.axis.stride == 1 && self.rule.unfold == 1
+        self.rule.axis.kernel > 1 && self.keeps_rate()
     }
 
     /// Products of a frame away from the start of the clip. Frames of a pair share half of theirs.

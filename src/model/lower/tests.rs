@@ -4,10 +4,8 @@
 use super::recipes::{Pairs, Product, Recipes, TimeRule, pair_of};
 use super::*;
 use crate::ir::{FIRST_FRAME_SLAB, PAIR_SLABS, Prologue, Window};
-use crate::model::families::LatentScaling;
-use crate::model::families::seedvr2::{self, Sizes};
-use crate::model::geometry::Geometry;
-use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use crate::model::families::seedvr2::Sizes;
+use crate::model::graph::{Conv, FirstFrame, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::model::network::{Reader, Role, Source};
 use crate::testing;
 
@@ -166,22 +164,12 @@ fn same(tensor: &str) -> Conv {
     conv(tensor, CAUSAL.axis, SpaceAxis::SAME)
 }
 
-fn model(encoder: Graph) -> Model {
-    Model {
-        family: &seedvr2::FAMILY,
-        sizes: String::new(),
-        geometry: Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1 },
-        latent_scaling: LatentScaling::Scaled { scale: 1.0, shift: 0.0 },
-        decoder: encoder.clone(),
-        encoder,
-    }
-}
-
 fn lowered(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> Result<Network, String> {
     let mut graph = GraphBuilder::new(4);
     let last = build(&mut graph);
     assert_eq!(last, graph.conv(last, same("last"), 4) - 1, "a graph ends with its last node");
-    lower(&model(graph.finish()), Direction::Encode)
+    let geometry = Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1, packing: 1 };
+    lower(&graph.finish(), Direction::Encode, geometry)
 }
 
 #[test]

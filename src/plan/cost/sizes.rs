@@ -82,7 +82,8 @@ impl<'a> Target<'a> {
     pub fn can_run_banded(&self, layer: &Layer, is_head: bool) -> bool {
         let keeps_partial_sums = self.keeps_partial_sums(layer);
         let banded = LayerPolicy::RESIDENT.banded(Placement::HOST);
-        layer.runs_in_bands() && !Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.is_excluded()
+        let in_bands = layer.runs_in_bands() && !self.sizes.normalises_itself(&layer.layout);
+        in_bands && !Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.is_excluded()
     }
 
     /// What a policy chooses for a layer, and what that is judged by.
@@ -132,8 +133,7 @@ impl FrameSizes {
         let layers = || network.layers.iter().zip(&inputs);
         let outputs = layers().map(|(layer, shape)| target.frame_bytes(layer.output_shape(*shape)));
         let normalised = layers().map(|(layer, shape)| {
-            // Kernels that keep partial sums normalise their input themselves.
-            let fused = target.profile.fuses_norm || target.partial_sums(layer, *shape).is_some();
+            let fused = target.profile.fuses_norm || target.sizes.normalises_itself(&layer.layout);
             (layer.layout.prologue != Prologue::None && !fused).then(|| target.frame_bytes(*shape))
         });
         let normalised: Vec<Option<u64>> = normalised.collect();

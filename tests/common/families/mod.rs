@@ -1,8 +1,6 @@
 //! Families of autoencoders as data. A family's file says how to recognise its checkpoints, which sizes their tensors
 //! give and what they are called. It builds the graphs and has the numbers of the latents. Knows no layer, no device.
 
-mod blocks;
-pub mod kl2d;
 pub mod qwen21;
 mod wan;
 pub mod wan21;

@@ -1,7 +1,7 @@
 //! What the families of Wan share: sizes, blocks, and the change of resolution and frame rate.
 
-use super::blocks::{AttentionStyle, Style, frame_conv};
 use super::{Shapes, axis};
+use video_vae::model::families::blocks::{AttentionStyle, Style, frame_conv};
 use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 
 /// Residual blocks of an encoder level. A decoder level has one more.

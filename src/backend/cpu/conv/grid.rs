@@ -19,7 +19,7 @@ const AREA_SQUARES: usize = 128;
 /// Fewest channels in and out of large squares. With fewer, their transforms take too much of the time.
 const LARGE_CHANNELS: u64 = 128;
 /// Most weights of a tap with which all slabs have large squares, which more than double the weights' memory. With more
-/// weights only the slab of the first frame has them.
+/// weights only the slab of the first frame has them, or a slab that is the only one.
 const LARGE_WEIGHTS: u64 = 256 * 256;
 
 /// A patch should fit in the second-level cache, together with a panel of weights.
@@ -54,7 +54,8 @@ pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
 /// The squares of the first frame of a clip, or of others, where a convolution uses Winograd's algorithm. They depend
 /// on nothing else, so that a frame has the same bits however the work is cut.
 pub fn square_of(layout: &ConvLayout, precision: Precision, first: bool) -> Option<Square> {
-    let large = layout.cin.min(layout.cout) >= LARGE_CHANNELS && (first || layout.cin * layout.cout <= LARGE_WEIGHTS);
+    let alone = first || layout.slabs == 1;
+    let large = layout.cin.min(layout.cout) >= LARGE_CHANNELS && (alone || layout.cin * layout.cout <= LARGE_WEIGHTS);
     uses_winograd(layout, precision).then_some(if large { Square::Large } else { Square::Small })
 }
 

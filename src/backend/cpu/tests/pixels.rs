@@ -99,7 +99,7 @@ fn loads_from_every_layout_in(precision: Precision) {
                 let into = DeviceOffset(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
-                let op = LoadTensor { from: &view, batch: 1, frame: 1, top, left, map, shape, into };
+                let op = LoadTensor { from: &view, batch: 1, frame: 1, top, left, map, channels: None, shape, into };
                 cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
                 for (i, got) in read(&cpu, &memory, into.0, shape, 0).into_iter().enumerate() {
                     let i = i as u64;
@@ -144,6 +144,7 @@ fn stores_into_every_layout_in(precision: Precision) {
                         clamp,
                         sample,
                         map,
+                        channels: None,
                         into: &view,
                         batch,
                         frame,

@@ -9,7 +9,7 @@ use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::gpu::RowSizes;
 use crate::error::{Error, Result};
-use crate::ir::{ConvOp, DeviceOffset, Offsets, Sizes, Term};
+use crate::ir::{ConvFrame, ConvOp, DeviceOffset, Offsets, Sizes, Term};
 
 /// The input frames of a launch, in order. The newest input of each output frame; where the sums of the first output
 /// frame are not those of an earlier launch, its older inputs come before. Returns them with the number of the latter.
@@ -39,6 +39,11 @@ fn slabs_of(op: &ConvOp<Offsets>, at: usize, input: DeviceOffset, older: usize) 
 impl Launcher {
     pub fn launch_conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp<Offsets>) -> Result<()> {
         let (layout, input, frames) = (&op.layout, op.input, &op.frames);
+        if layout.slabs == 1 && frames.len() > 1 {
+            // The kernel adds each input to the next two outputs. Frames that see no other are launches of their own.
+            let alone = |frame: &ConvFrame<Offsets>| ConvOp { frames: vec![frame.clone()], ..op.clone() };
+            return frames.iter().try_for_each(|frame| self.launch_conv_out(block, weights, &alone(frame)));
+        }
         let ((inputs, older), output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
         if inputs.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", inputs.len())));

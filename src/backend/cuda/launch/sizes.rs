@@ -66,8 +66,7 @@ impl CudaSizes {
 
     /// Partial sums of the convolution to pixels, for the next two output frames.
     fn conv_out_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        let is_out = matches!(ConvKernel::of(layout), Ok(ConvKernel::Out));
-        is_out.then(|| input.pixels() * CONV_OUT_PIXEL_BYTES)
+        self.normalises_itself(layout).then(|| input.pixels() * CONV_OUT_PIXEL_BYTES)
     }
 }
 
@@ -126,6 +125,10 @@ impl Sizes for CudaSizes {
         // Statistics of streamed outputs are computed per band, from fours of channels.
         let is_possible = !parts.iter().any(is_streamed) || tiling::has_statistics_records(&shape.layout);
         is_possible.then(|| self.band_buffers(shape, parts, outputs))
+    }
+
+    fn normalises_itself(&self, layout: &ConvLayout) -> bool {
+        matches!(ConvKernel::of(layout), Ok(ConvKernel::Out))
     }
 
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {

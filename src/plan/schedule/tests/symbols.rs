@@ -80,6 +80,9 @@ impl Sizes for Device {
         let columns = (parts.len() as u64 - host_parts) * shape.input.width + host_parts * shape.columns.host_width();
         self.copies.map(|_| columns * (48 / outputs).max(1) * shape.input.channels)
     }
+    fn normalises_itself(&self, layout: &ConvLayout) -> bool {
+        layout.window == Window::Same && self.keeps_partial_sums(layout)
+    }
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {
         let (bytes, in_place) = match layout.window {
             Window::Down if pending == 1 => (layout.cout * input.pixels() + 1, false),

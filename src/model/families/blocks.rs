@@ -1,6 +1,31 @@
 //! The blocks that families share. A family's style says which norm, which axis of time and which names they have.
 
-use video_vae::model::graph::{Conv, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use crate::model::checkpoint::FileTensors;
+use crate::model::graph::{Conv, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use crate::safetensors::Check;
+
+/// Bounds of what a file may ask for.
+pub(super) const MAX_LEVELS: u64 = 8;
+pub(super) const MAX_LAYERS: u64 = 16;
+pub(super) const MAX_CHANNELS: u64 = 16384;
+pub(super) const MAX_LATENT: u64 = 1024;
+
+const DEFAULT_GROUPS: u64 = 32;
+
+/// Groups of every norm, which must divide the channels of every level.
+pub(super) fn norm_groups(tensors: &FileTensors, channels: &[u64]) -> Check<u64> {
+    let (groups, source) = match tensors.metadata_number("norm_num_groups")? {
+        Some(groups) => (groups, "in the file's metadata"),
+        None => (DEFAULT_GROUPS, "assumed, as the file's metadata has none"),
+    };
+    match channels.iter().position(|c| groups == 0 || c % groups != 0) {
+        None => Ok(groups),
+        Some(level) => Err(format!(
+            "norm_num_groups is {groups} ({source}), expected a divisor of every level's channels; level {level} has {}",
+            channels[level]
+        )),
+    }
+}
 
 /// What differs between families in blocks that are otherwise the same. Names are parts of a block's tensor names.
 #[derive(Debug, Clone, Copy)]

@@ -129,10 +129,10 @@ pub fn run_chunks<B: RawMemory>(
     };
     let resident_columns = if let Cache::Split(columns) = cache { columns } else { input.width };
     let columns = SplitColumns::new(input.width, resident_columns, gpu.profile().column_step);
-    // A resident frame overwrites one that is no longer needed; in host memory each has its own place.
+    // A frame overwrites one that is no longer needed, on the device and in host memory.
     let cached = |t: usize| CachedFrame {
         resident: (!columns.resident().is_empty()).then_some(resident[t % CACHE_FRAMES]),
-        host: (!columns.host().is_empty()).then_some(HostOffset(t as u64 * bytes(input))),
+        host: (!columns.host().is_empty()).then_some(HostOffset((t % CACHE_FRAMES) as u64 * bytes(input))),
     };
     for first in (0..FRAMES).step_by(2) {
         let before = if first == 0 { 0 } else { CACHE_FRAMES };

@@ -88,7 +88,7 @@ fn every_limit_gives_the_bits_of_a_run_with_all_memory() {
     for (seed, case) in (2..).zip(&CASES) {
         let (whole, runs) = within_limits(case, seed, None);
         assert!(whole.bits.iter().all(|bits| f32::from_bits(*bits).is_finite()));
-        assert!(runs.len() > 2, "{} limits of {:?}", runs.len(), case.direction);
+        assert!(!runs.is_empty(), "no limit of {:?}", case.direction);
         for found in runs {
             assert!(found.bits == whole.bits, "{:?}: {}", case.direction, found.text);
             texts += &found.text;
@@ -99,21 +99,19 @@ fn every_limit_gives_the_bits_of_a_run_with_all_memory() {
     }
 }
 
-/// Staging and fetched weights; bands have a test of their own in `backend/gpu`.
+/// Bands and staging have a test of their own in `backend/gpu`.
 #[test]
-fn a_wait_of_staging_that_is_left_out_changes_bits() {
-    let is_staging = |site: &WaitSite| site.0.ends_with("staging.rs");
-    let cases = [&CASES[0], &CASES[1]];
-    let right = cases.map(|case| run(case, None, 1, None).unwrap());
-    let limit = |case: usize| Some(right[case].bytes * 42 / 100);
-    let mut sites: Vec<WaitSite> = (0..2).flat_map(|i| run(cases[i], limit(i), 1, None).unwrap().sites).collect();
-    sites.retain(is_staging);
-    sites.sort_unstable();
-    sites.dedup();
-    let shows = |site: WaitSite| {
-        (2..8).any(|seed| (0..2).any(|i| run(cases[i], limit(i), seed, Some(site)).unwrap().bits != right[i].bits))
-    };
-    let unseen: Vec<WaitSite> = sites.iter().copied().filter(|site| !shows(*site)).collect();
-    println!("{} of {} waits: {unseen:?}", sites.len() - unseen.len(), sites.len());
-    assert!(unseen.is_empty(), "{unseen:?} of {sites:?}");
+fn a_wait_for_weights_that_is_left_out_changes_bits() {
+    let case = &CASES[1];
+    let right = run(case, None, 1, None).unwrap();
+    let limit = Some(right.bytes * 42 / 100);
+    let mut sites: Vec<WaitSite> = run(case, limit, 1, None).unwrap().sites;
+    sites.retain(|site| site.0.ends_with("staging.rs"));
+    let own: Vec<WaitSite> = run(&CASES[1], None, 1, None).unwrap().sites;
+    sites.retain(|site| !own.contains(site));
+    assert_eq!(sites.len(), 2, "before weights are fetched, and before they are used: {sites:?}");
+    for site in sites {
+        let shows = |seed: u64| run(case, limit, seed, Some(site)).unwrap().bits != right.bits;
+        assert!((2..12).any(shows), "{site:?}");
+    }
 }

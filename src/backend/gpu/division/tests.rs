@@ -355,7 +355,7 @@ fn check(
         FreshCase::Host => offloaded(9 + i),
         FreshCase::Rematerialised if i > recomputed => rematerialised(i - 1),
         FreshCase::Hidden if i > recomputed + 1 => rematerialised(i - 2),
-        _ => FrameRef::Resident(put("raw", i, row)),
+        _ => FrameRef::Resident(put("raw", cached.len() + i, row)),
     };
     let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count).map(fresh_frame).collect();
     let block_inputs = (0..count).filter(|_| fresh == FreshCase::Hidden).map(|i| put("block input", i, row));

@@ -5,8 +5,9 @@ pub mod host;
 
 use self::host::{HostGpu, WaitSite};
 use crate::backend::tests::bands::{CACHE_FRAMES, Cache, FRAMES, Still, block_outputs, run_chunks, still_outputs};
-use crate::backend::tests::layout;
-use crate::ir::{CacheFormat, ConvLayout, Prologue, Window};
+use crate::backend::tests::{BlockPlaces, KernelJob, Room, layout, plain_load, plain_store};
+use crate::backend::{DeviceFacts, Execution};
+use crate::ir::{CacheFormat, ConvLayout, DType, FrameShape, Prologue, TensorDevice, View, Window};
 
 const CHANNELS: u64 = 16;
 /// Six bands, of which three are in flight, and columns that are no multiple of a step.
@@ -27,6 +28,8 @@ enum Work {
     /// A residual block with so many hidden frames materialised; `None` for whole frames.
     Block(Option<usize>),
     Still(Still),
+    /// Frames of a tensor through staging buffers, in wide elements or in narrow ones, which double-buffer.
+    Tensors(DType),
 }
 
 impl Work {
@@ -37,6 +40,7 @@ impl Work {
             Work::Chunks(_, CacheFormat::U8) => Work::Chunks(Some(Cache::Split(SIZE.1)), CacheFormat::U8),
             Work::Block(_) => Work::Block(None),
             Work::Still(_) => Work::Still(Still::Whole),
+            Work::Tensors(_) => self,
         }
     }
 
@@ -47,6 +51,7 @@ impl Work {
         let mut all: Vec<Work> = chunks.map(|(cache, format)| Work::Chunks(Some(cache), format)).collect();
         all.extend([CACHE_FRAMES, 3, FRAMES - 1].map(|hidden| Work::Block(Some(hidden))));
         all.extend([Still::Offloaded, Still::Rematerialised].map(Work::Still));
+        all.extend([DType::F32, DType::U8].map(Work::Tensors));
         all
     }
 
@@ -57,9 +62,41 @@ impl Work {
             Work::Chunks(cache, format) => run_chunks(&gpu, (&head, &layer), SIZE, cache, format).0,
             Work::Block(hidden) => block_outputs(&gpu, &head, &layer, SIZE, hidden),
             Work::Still(still) => still_outputs(&gpu, CHANNELS, SIZE, still),
+            Work::Tensors(dtype) => through_staging(&gpu, dtype),
         };
         (bits, gpu.wait_sites())
     }
+}
+
+/// Loads frames one after the other, and stores them. They come back as they were.
+fn through_staging(gpu: &HostGpu, dtype: DType) -> Bits {
+    let shape = FrameShape::new(SIZE.0, SIZE.1, 3);
+    let mut places = BlockPlaces::default();
+    let frames = places.frames(gpu.sizes().frame_bytes(shape, 1), FRAMES);
+    let staging = gpu.sizes().staging_bytes(shape);
+    let mut job = KernelJob::new(gpu, places, Room { staging, ..Room::default() });
+    let bytes = (shape.elements() * dtype.bytes()) as usize;
+    let mut from: Vec<u64> = (0..(bytes * FRAMES / 8) as u64).map(|i| 0x0101_0101_0101_0101 * (i % 61 + 1)).collect();
+    let mut into = vec![0_u64; from.len() + 1];
+    from.push(0);
+    // Frame after frame, each planar.
+    let view = |data: &mut [u64]| {
+        let (row, plane) = (SIZE.1 as i64, (SIZE.0 * SIZE.1) as i64);
+        let (shape, strides) = ([1, 3, FRAMES as u64, SIZE.0, SIZE.1].into(), [0, plane, 3 * plane, row, 1]);
+        let data = data.as_mut_ptr().cast();
+        View::checked("t", data, dtype, TensorDevice::Cpu, shape, Some(strides), false).unwrap()
+    };
+    let (source, target) = (view(&mut from), view(&mut into));
+    (0..).zip(&frames).for_each(|(t, at)| job.load(&plain_load(&source, t, shape, *at)));
+    for (t, at) in (0..).zip(&frames) {
+        gpu.store(&mut job.memory, &plain_store(*at, shape, &target, t), &job.buffers).unwrap();
+    }
+    job.finish();
+    let as_bytes = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+    let frames_of = |words: &[u64]| as_bytes(words)[..bytes * FRAMES].chunks(bytes).map(<[u8]>::to_vec).collect();
+    let (sent, came): (Bits, Bits) = (frames_of(&from), frames_of(&into));
+    assert!(came == sent, "{dtype:?}");
+    came
 }
 
 #[test]
@@ -67,24 +104,24 @@ fn every_placement_has_the_bits_of_whole_frames_in_any_order() {
     for work in Work::all() {
         let (right, _) = work.whole().run(1, None);
         let finite = |bytes: &[u8; 4]| f32::from_ne_bytes(*bytes).is_finite();
-        assert!(right.iter().all(|frame| frame.as_chunks().0[..64].iter().all(finite)), "{work:?}");
+        let is_tensor = matches!(work, Work::Tensors(_));
+        assert!(is_tensor || right.iter().all(|frame| frame.as_chunks().0[..64].iter().all(finite)), "{work:?}");
         for seed in 2..6 {
             assert!(work.run(seed, None).0 == right, "{work:?}, seed {seed}");
         }
     }
 }
 
-/// Waits that no order of the queues can show here, with the reason.
-const UNSEEN: &[(&str, &str)] = &[];
-
 #[test]
 fn a_wait_that_is_left_out_changes_bits() {
     let all: Vec<(Work, Bits)> = Work::all().into_iter().map(|work| (work, work.whole().run(1, None).0)).collect();
     let mut sites: Vec<WaitSite> = all.iter().flat_map(|(work, _)| work.run(1, None).1).collect();
+    // How far the host runs ahead of the queue changes no bits.
+    sites.retain(|site| !site.0.ends_with("job.rs"));
     sites.sort_unstable();
     sites.dedup();
     let shows = |site: WaitSite| {
-        (2..8).any(|seed| {
+        (2..12).any(|seed| {
             all.iter().any(|(work, right)| {
                 let run = std::panic::catch_unwind(|| work.run(seed, Some(site)).0);
                 run.map_or(true, |found| found != *right)
@@ -92,6 +129,5 @@ fn a_wait_that_is_left_out_changes_bits() {
         })
     };
     let unseen: Vec<WaitSite> = sites.iter().copied().filter(|site| !shows(*site)).collect();
-    println!("{} of {} waits: {unseen:?}", sites.len() - unseen.len(), sites.len());
-    assert!(unseen.len() <= UNSEEN.len(), "{unseen:?}");
+    assert!(unseen.is_empty(), "{unseen:?} of {sites:?}");
 }

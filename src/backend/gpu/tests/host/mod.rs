@@ -58,8 +58,9 @@ impl RowSizes for HostSizes {
         groups * 8
     }
 
+    /// So many that every band has the fewest rows, and small frames have more bands than are in flight.
     fn channel_tiles(self, _: &ConvLayout) -> u64 {
-        1
+        1 << 20
     }
 }
 

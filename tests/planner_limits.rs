@@ -10,6 +10,8 @@ use std::sync::Arc;
 use common::planner::{self, DEVICE_BYTES, H200, published};
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
+use video_vae::ir::Shape;
+use video_vae::model::families::kl2d;
 use video_vae::model::{Direction, Network};
 use video_vae::plan::{Request, Spacing, Target, TileSize, search};
 
@@ -65,6 +67,23 @@ fn more_memory_does_not_make_a_stream_slower() {
     let gib = [4.6, 4.8, 5.0, 5.07, 5.13, 5.2, 5.3, 5.5, 6.0, 6.5];
     let slower = job.slower(gib.into_iter().map(|gib| (gib * (1u64 << 30) as f64) as u64));
     assert!(slower.is_empty(), "{slower:?}");
+}
+
+/// Stills of a network that sees no time have offloaded outputs, as those of SeedVR2 have.
+#[test]
+fn a_large_image_is_decoded_without_tiles_within_8_gib() {
+    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
+    for published in kl2d::FAMILY.published {
+        let (name, model) = (published.name, (published.model)());
+        let network = Arc::new(Network::new(&model, Direction::Decode).unwrap().for_device(profile.paired_layers()));
+        let target = Target::new(profile, &sizes, network.groups);
+        let input = Shape::new(1, model.geometry.latent_channels, 1, 512, 512);
+        let request = |gib: u64| Request { limit: gib << 30, allow_tiles: false, ..planner::request(&network, input) };
+        let [tight, whole] = [8, 64].map(|gib| search(&request(gib), &target).unwrap_or_else(|_| panic!("{name}")));
+        assert!(tight.device_bytes() <= 8 << 30 && whole.device_bytes() > 8 << 30, "{name}");
+        assert!(tight.host_bytes() > whole.host_bytes(), "{name}: frames are offloaded");
+    }
 }
 
 /// Rehearsals of strided tiles take longest, so searches try the fewest policies there.

@@ -17,7 +17,7 @@ use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
 use super::stream::{Computing, Streaming};
 use super::weights::{Loading, SharedWeights, WeightsKey};
-use super::workspace::{Workspace, arithmetic, stream_for};
+use super::workspace::{Workspace, stream_for};
 use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
     nonfinite,
@@ -101,9 +101,14 @@ impl<B: Backend> Engine<B> {
     }
 
     fn report(&self, plan: &Plan) -> PlanReport {
+        PlanReport { arithmetic: self.told_arithmetic(), ..plan.report() }
+    }
+
+    /// What bits depend on, beside the input, for people.
+    fn told_arithmetic(&self) -> String {
         let overflows = self.settings.precision.is_none() && self.auto == AutoPrecision::Overflows;
         let why = if overflows { ", because values overflow in fp16" } else { "" };
-        PlanReport { arithmetic: format!("{}{why}", arithmetic(&*self.backend)), ..plan.report() }
+        format!("{}{why}", self.arithmetic())
     }
 
     /// The same settings with the precision to compute in.
@@ -335,7 +340,7 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn arithmetic(&self) -> String {
-        arithmetic(&*self.backend)
+        format!("{} in {}", self.backend.arithmetic(), self.backend.precision().name())
     }
 
     fn plan_kind(&self) -> PlanKind {
@@ -460,6 +465,7 @@ impl<B: Backend> Session for Engine<B> {
             latents: Arc::clone(&self.latents),
             place: self.place,
             auto: self.auto,
+            arithmetic: self.told_arithmetic(),
         };
         let stream = Streaming::new(computing, workspace, (plan, schedule), input);
         self.tell_idle();

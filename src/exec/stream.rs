@@ -9,7 +9,7 @@ use super::precision::AutoPrecision;
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
 use super::weights::SharedWeights;
-use super::workspace::{Workspace, arithmetic, stream_for};
+use super::workspace::{Workspace, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
@@ -27,6 +27,8 @@ pub struct Computing<B: Backend> {
     pub latents: Arc<LatentMaps>,
     pub place: TensorDevice,
     pub auto: AutoPrecision,
+    /// For its plan.
+    pub arithmetic: String,
 }
 
 pub struct Streaming<B: Backend> {
@@ -77,7 +79,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
     }
 
     fn plan(&self) -> PlanReport {
-        PlanReport { arithmetic: arithmetic(&*self.computing.backend), ..self.plan.report() }
+        PlanReport { arithmetic: self.computing.arithmetic.clone(), ..self.plan.report() }
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {

@@ -68,8 +68,3 @@ pub fn stream_for<const N: usize>(
     let on_device = |view: &View| view.device() == place && place != TensorDevice::Cpu;
     stream.filter(|_| tensors.into_iter().flatten().all(on_device))
 }
-
-/// What bits depend on, beside the input.
-pub fn arithmetic<B: Backend>(backend: &B) -> String {
-    format!("{} in {}", backend.arithmetic(), backend.precision().name())
-}

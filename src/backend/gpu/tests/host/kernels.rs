@@ -295,7 +295,17 @@ pub fn load(
     let tensor = view(from, as_bytes(&mut words));
     let bytes = HostSizes.data_bytes(shape);
     let mut memory = memory(cpu, bytes.next_multiple_of(ALIGN));
-    let op = LoadTensor { from: &tensor, batch: 0, frame: 0, top: 0, left: 0, map, shape, into: DeviceOffset(0) };
+    let op = LoadTensor {
+        from: &tensor,
+        batch: 0,
+        frame: 0,
+        top: 0,
+        left: 0,
+        map,
+        channels: None,
+        shape,
+        into: DeviceOffset(0),
+    };
     cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).expect("the CPU loads every tensor");
     block.write(into.0, take(&mut memory, DeviceOffset(0), bytes));
     cpu.take_nonfinite(&mut memory)
@@ -341,6 +351,7 @@ impl OwnedStore {
             clamp: self.clamp,
             sample: self.sample,
             map: self.map,
+            channels: None,
             into: &tensor,
             batch: 0,
             frame: 0,

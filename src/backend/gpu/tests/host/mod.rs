@@ -90,6 +90,10 @@ impl Sizes for HostSizes {
         Some(self.band_buffers(shape, parts, outputs))
     }
 
+    fn normalises_itself(&self, _: &ConvLayout) -> bool {
+        false
+    }
+
     fn partial_sums(&self, _: &ConvLayout, _: FrameShape, _: u64) -> Option<PartialSumsSize> {
         None
     }
@@ -442,6 +446,7 @@ impl GpuBackend for HostGpu {
 
 impl DeviceFacts for HostGpu {
     const HOST_MEMORY: bool = false;
+    const MAPS_CHANNELS: bool = false;
 
     fn precision(&self) -> Precision {
         Precision::Fp32

@@ -145,15 +145,15 @@ impl Bench {
             return self.model.weights().map_err(|why| format!("{why}; --random makes one of the real size"));
         };
         let published = || FAMILIES.iter().flat_map(|family| family.published);
-        let Some((_, model)) = published().find(|(known, _)| known == name) else {
-            let names: Vec<&str> = published().map(|(name, _)| *name).collect();
+        let Some(found) = published().find(|known| known.name == name) else {
+            let names: Vec<&str> = published().map(|known| known.name).collect();
             return Err(format!("--random: no model is called {name:?}; give one of {}", names.join(", ")));
         };
         // A whole file has this name, as it is given only when it is whole.
         let path = std::env::temp_dir().join(format!("vvae-random-{name}-f16.safetensors"));
         if !path.exists() {
             say::note(format_args!("making {}", path.display()));
-            random_weights::write(&path, &model(), Dtype::F16, 0)?;
+            random_weights::write(&path, &(found.model)(), Dtype::F16, 0)?;
         }
         Ok(path)
     }

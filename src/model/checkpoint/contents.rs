@@ -140,7 +140,7 @@ fn canonical<'a>(tensors: &'a [HeaderEntry], family: &Family) -> Vec<Cow<'a, str
 /// The family that knows most of the tensors, by their names and numbers of axes.
 fn nearest(tensors: &[HeaderEntry]) -> &'static Family {
     let known_tensors = |family: &&&Family| {
-        let published = family.published.iter().flat_map(|(_, model)| model().tensors());
+        let published = family.published.iter().flat_map(|published| (published.model)().tensors());
         let known: HashMap<String, usize> = published.map(|tensor| (tensor.name, tensor.shape.len())).collect();
         // Matrices may be convolutions with kernel 1.
         let fits = |axes: &usize, entry: &HeaderEntry| *axes == 2 || *axes == entry.shape.len();

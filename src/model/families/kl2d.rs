@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::blocks::{AttentionStyle, MAX_CHANNELS, MAX_LATENT, MAX_LAYERS, MAX_LEVELS, Style, frame_conv, norm_groups};
-use super::{Family, LatentFormat, LatentScaling, Model};
+use super::{Family, LatentFormat, LatentScaling, Model, PublishedModel};
 use crate::model::checkpoint::FileTensors;
 use crate::model::geometry::Geometry;
 use crate::model::graph::{Graph, GraphBuilder, NormKind, SpaceAxis, TimeAxis};
@@ -15,11 +15,11 @@ pub static FAMILY: Family = Family {
     is_unread,
     model: |tensors| Ok(Sizes::of(tensors)?.model()),
     published: &[
-        ("sd", || Sizes::published(SD).model()),
-        ("sdxl", || Sizes::published(SDXL).model()),
-        ("sd3", || Sizes::published(SD3).model()),
-        ("flux", || Sizes::published(FLUX).model()),
-        ("flux2", || Sizes::published(FLUX2).model()),
+        PublishedModel { name: "sd", model: || Sizes::published(SD).model() },
+        PublishedModel { name: "sdxl", model: || Sizes::published(SDXL).model() },
+        PublishedModel { name: "sd3", model: || Sizes::published(SD3).model() },
+        PublishedModel { name: "flux", model: || Sizes::published(FLUX).model() },
+        PublishedModel { name: "flux2", model: || Sizes::published(FLUX2).model() },
     ],
 };
 

@@ -22,8 +22,14 @@ pub struct Family {
     pub is_unread: fn(&str) -> bool,
     /// The model whose tensors these are, under their canonical names. An error says what does not fit.
     pub model: fn(&FileTensors) -> Check<Model>,
-    /// Published models, by name.
-    pub published: &'static [(&'static str, fn() -> Model)],
+    pub published: &'static [PublishedModel],
+}
+
+/// A model that people use.
+#[derive(Debug)]
+pub struct PublishedModel {
+    pub name: &'static str,
+    pub model: fn() -> Model,
 }
 
 /// A file that is nearest to two families is of the first.

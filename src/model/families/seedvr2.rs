@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::blocks::{AttentionStyle, MAX_CHANNELS, MAX_LATENT, MAX_LAYERS, MAX_LEVELS, Style, norm_groups};
-use super::{Family, LatentFormat, LatentScaling, Model};
+use super::{Family, LatentFormat, LatentScaling, Model, PublishedModel};
 use crate::model::checkpoint::FileTensors;
 use crate::model::geometry::Geometry;
 use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
@@ -14,7 +14,7 @@ pub static FAMILY: Family = Family {
     canonical: |names| names.iter().map(|name| canonical(name)).collect(),
     is_unread: |_| false,
     model: |tensors| Ok(Sizes::of(tensors)?.model()),
-    published: &[("seedvr2", || Sizes::published().model())],
+    published: &[PublishedModel { name: "seedvr2", model: || Sizes::published().model() }],
 };
 
 const PIXEL_CHANNELS: u64 = 3;

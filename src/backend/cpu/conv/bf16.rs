@@ -61,7 +61,7 @@ impl AreaTask<'_> {
     /// The processor has `S`, and this thread its tiles.
     unsafe fn run_bf16<S: Bf16Kernels>(&self, stop: &mut Stop) {
         let mut patches = [None; PATCHES];
-        if self.conv.op.layout.pairs {
+        if self.conv.op.layout.pairs.is_some() {
             // SAFETY: by this function's contract.
             return unsafe { self.run_units::<S>(&mut patches, stop) };
         }

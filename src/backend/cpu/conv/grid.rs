@@ -48,7 +48,7 @@ const BF16_PROLOGUE_COST: f64 = 250.0;
 pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
     let pays = layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS);
-    precision == Precision::Fp32 && layout.window == Window::Same && (pays || layout.pairs)
+    precision == Precision::Fp32 && layout.window == Window::Same && (pays || layout.pairs.is_some())
 }
 
 /// The squares of the first frame of a clip, or of others, where a convolution uses Winograd's algorithm. They depend
@@ -125,7 +125,7 @@ impl OutputGrid {
         let square = square_of(layout, precision, first);
         let (patches, frames) = match square {
             Some(_) if first => (1, 1),
-            Some(_) if layout.pairs => (PAIR_INPUTS, 2),
+            Some(_) if layout.pairs.is_some() => (PAIR_INPUTS, 2),
             Some(_) => (layout.slabs.min(3) as usize, 1),
             None => (if precision == Precision::Bf16 { PATCHES } else { 1 }, 1),
         };
@@ -317,8 +317,8 @@ pub fn division(
     let patch = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
     let before = match layout.pairs {
         _ if uses_winograd(layout, precision) => 0,
-        true => 1,
-        false => 2,
+        Some(_) => 1,
+        None => 2,
     };
     let time = |(parts, groups): (usize, usize)| {
         let (run, rounds) = (units.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
@@ -335,7 +335,7 @@ mod tests {
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
         let prologue = Prologue::NormSilu;
-        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: false }
+        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: None }
     }
 
     #[test]

@@ -186,14 +186,14 @@ impl OutputGrid {
             let rows = height.div_ceil(h);
             let (h, w) = (side * height.div_ceil(rows), side * w);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;
-            let tiles = match winograd {
-                _ if self.precision == Precision::Bf16 => {
-                    let tiles = self.sum_tiles(h, w).tiles;
-                    let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
-                    (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
-                }
-                true => (components * components * (h * w / (side * side)).div_ceil(14)) as f64 / (h * w) as f64,
-                false => w.div_ceil(14) as f64 / w as f64,
+            let tiles = if self.precision == Precision::Bf16 {
+                let tiles = self.sum_tiles(h, w).tiles;
+                let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
+                (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
+            } else if winograd {
+                (components * components * (h * w / (side * side)).div_ceil(14)) as f64 / (h * w) as f64
+            } else {
+                w.div_ceil(14) as f64 / w as f64
             };
             let cost = halo * prologue + tiles * TILE_COST;
             // A single row that exceeds the cache is taken only if it cannot be narrower.

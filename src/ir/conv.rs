@@ -61,16 +61,25 @@ pub enum Prologue {
     NormSilu,
 }
 
-/// Slabs of Winograd F(2,3) in time, which come before all others. An output frame of a pair has three terms, oldest
-/// first. Those with slabs 0 and 1 are the same in both frames of a pair. The third has the frame's own slab.
+/// Slabs of pairs of output frames that share products. A frame of a pair has three terms, oldest first. Two of them
+/// have the shared slabs, and the same inputs in both frames. The third has the frame's own slab.
 ///
-/// With d1 and d2 the shared inputs, d0 the oldest and d3 the newest: the first frame is the sum of slab 0 (d1 + d2),
-/// slab 1 (d2 - d1) and slab 2 (d0 - d2); the second of slab 0 (d1 + d2), slab 1 (d1 - d2) and slab 3 (d1 - d3). With
-/// [`Window::Up`] frames are not normalised, and their sums might leave the range of a 16-bit float. So each sum and
-/// difference is halved there, and the slabs are twice as large.
-pub const PAIR_SLABS: u8 = 4;
-/// The own slabs: of a pair's first frame, whose first term it is; of its second frame, whose last term it is.
-pub const OWN_SLABS: [u8; 2] = [2, 3];
+/// With d1 and d2 the shared inputs, d0 the oldest and d3 the newest, the first frame is the sum of shared slab 0
+/// (d1 + d2), shared slab 1 (d2 - d1) and its own (d0 - d2); the second of (d1 + d2), (d1 - d2) and its own (d1 - d3).
+/// With [`Window::Up`] frames are not normalised, and their sums might leave the range of a 16-bit float. So each sum
+/// and difference is halved there, and the slabs are twice as large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PairSlabs {
+    pub shared: [u8; 2],
+    /// Of a pair's first frame, whose first term it is; of its second frame, whose last term it is.
+    pub own: [u8; 2],
+}
+
+impl PairSlabs {
+    pub fn contains(self, slab: u64) -> bool {
+        self.shared.into_iter().chain(self.own).any(|own| u64::from(own) == slab)
+    }
+}
 
 /// The slab of a clip's first frame, where a layer has so many: the sum of all temporal taps. That frame has one term,
 /// and no other frame has the slab. Layers with [`Window::Same`] only.
@@ -96,8 +105,8 @@ pub struct ConvLayout {
     pub biases: u64,
     /// Groups of the prologue's norm and of the statistics of the output.
     pub groups: u64,
-    /// True if pairs of output frames share products: see [`PAIR_SLABS`].
-    pub pairs: bool,
+    /// The slabs of pairs, if pairs of output frames share products.
+    pub pairs: Option<PairSlabs>,
 }
 
 impl ConvLayout {

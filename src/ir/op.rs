@@ -4,7 +4,7 @@
 //! kernel behind `Backend::run`.
 
 use super::{
-    CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Prologue, SplitColumns,
+    CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, PairSlabs, Prologue, SplitColumns,
 };
 use crate::error::Result;
 
@@ -67,23 +67,25 @@ pub struct ConvFrame<L: Location> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameUnit {
     Single(usize),
-    /// The first and the second frame of a pair, if they are there: see [`PAIR_SLABS`](super::PAIR_SLABS).
+    /// The first and the second frame of a pair, if they are there: see [`PairSlabs`].
     Pair([Option<usize>; 2]),
 }
 
 impl FrameUnit {
     /// The units of `frames`, in their order.
     pub fn of<L: Location>(layout: &ConvLayout, frames: &[ConvFrame<L>]) -> Vec<FrameUnit> {
-        let [first, second] = OWN_SLABS;
+        let Some(PairSlabs { shared: [a, b], own: [first, second] }) = layout.pairs else {
+            return (0..frames.len()).map(FrameUnit::Single).collect();
+        };
         let has_slabs = |frame: &ConvFrame<L>, slabs: [u8; 3]| {
             let main = frame.terms.iter().map(|term| term.slab).filter(|slab| u64::from(*slab) < layout.slabs);
-            layout.pairs && main.eq(slabs)
+            main.eq(slabs)
         };
         let mut units: Vec<FrameUnit> = Vec::new();
         for (index, frame) in frames.iter().enumerate() {
-            if has_slabs(frame, [first, 0, 1]) {
+            if has_slabs(frame, [first, a, b]) {
                 units.push(FrameUnit::Pair([Some(index), None]));
-            } else if !has_slabs(frame, [0, 1, second]) {
+            } else if !has_slabs(frame, [a, b, second]) {
                 units.push(FrameUnit::Single(index));
             } else {
                 let shared =

@@ -63,7 +63,7 @@ pub struct DeviceProfile {
     pub column_step: u64,
     /// True if convolutions normalise their input themselves. If false, a norm operation precedes them.
     pub fuses_norm: bool,
-    /// Whether convolutions behind norms compute pairs of frames: see [`super::PAIR_SLABS`].
+    /// Whether convolutions behind norms compute pairs of frames: see [`super::PairSlabs`].
     pub pairs: Option<PairCosts>,
     /// Whether upsamplers that do not double time compute pairs too.
     pub upsampler_pairs: bool,

@@ -230,7 +230,7 @@ impl Network {
 
     /// Whether frames of a stage share products by pairs.
     pub fn has_pairs(&self, stage: usize) -> bool {
-        self.stages[stage].body().any(|layer| self.layers[layer].layout.pairs)
+        self.stages[stage].body().any(|layer| self.layers[layer].layout.pairs.is_some())
     }
 
     /// Whether chunks of a stage must not cut pairs: a cache in 8 bits holds whole pairs.

@@ -169,6 +169,24 @@ impl AttendedFrame {
         }
     }
 
+    /// Queries from `first` on, and the state of their softmax. Rows past the last query are computed and dropped.
+    ///
+    /// # Safety
+    /// As [`attend`](Self::attend), whose scratch both are.
+    unsafe fn load_queries(&self, first: usize, queries: *mut bf16, state: *mut f32) {
+        let AttentionScratch { padded, rows, .. } = self.layout;
+        for row in 0..rows {
+            // SAFETY: by this function's contract.
+            unsafe {
+                for c in (0..padded).step_by(BLOCK) {
+                    let block = self.block(first + row, 0, c);
+                    block.as_ptr().copy_to_nonoverlapping(queries.add(c * rows + row * BLOCK), BLOCK);
+                }
+                (*state.add(row), *state.add(rows + row)) = (f32::NEG_INFINITY, 0.0);
+            }
+        }
+    }
+
     /// `count` queries from `first` on.
     ///
     /// # Safety
@@ -182,34 +200,13 @@ impl AttendedFrame {
             let sums: *mut f32 = probabilities.add(rows * self.layout.step()).cast();
             let scores = sums.add(rows * padded);
             let state = scores.add(rows * self.layout.step());
-            for row in 0..rows {
-                for c in (0..padded).step_by(BLOCK) {
-                    // Rows past the last query are computed and dropped.
-                    let block = self.block(first + row, 0, c);
-                    block.as_ptr().copy_to_nonoverlapping(queries.add(c * rows + row * BLOCK), BLOCK);
-                }
-                (*state.add(row), *state.add(rows + row)) = (f32::NEG_INFINITY, 0.0);
-            }
+            self.load_queries(first, queries, state);
             // The product of the rows with a tile of weights.
             let product = |from: *mut bf16, blocks: usize, weights: *mut bf16, out: *mut f32, add: bool| {
-                let mut at = [from.cast_const(); MOST_TILES];
-                for (tile, at) in at.iter_mut().enumerate() {
-                    *at = at.wrapping_add(tile * TILE * BLOCK);
-                }
+                let at = std::array::from_fn(|tile| from.cast_const().wrapping_add(tile * TILE * BLOCK));
                 let ahead = weights.wrapping_add(blocks * WEIGHT_TILE);
-                let (tiles, block) = (count.div_ceil(TILE), rows * BLOCK);
-                S::product(&BlockProduct {
-                    at,
-                    tiles,
-                    step: BLOCK,
-                    block,
-                    blocks,
-                    taps: &[0],
-                    weights,
-                    ahead,
-                    out,
-                    add,
-                });
+                let (tiles, step, block, taps) = (count.div_ceil(TILE), BLOCK, rows * BLOCK, &[0][..]);
+                S::product(&BlockProduct { at, tiles, step, block, blocks, taps, weights, ahead, out, add });
             };
             for key in (0..pixels).step_by(KEYS) {
                 if stop() {

@@ -131,10 +131,6 @@ fn store_as<A: Element, N: Number>(
     op: &StoreTensor,
     stop: &mut Stop,
 ) -> Result<()> {
-    /// Bounds of the log-variance in the reference implementation.
-    const LOGVAR: (f32, f32) = (-30.0, 20.0);
-    /// Lower bound of the fades' sum, which is a divisor.
-    const MIN_FADE: f32 = 1e-6;
     check("store", op.into, op.batch, op.frame)?;
     let host = op.into.shape();
     let side = op.channels.map_or(1, |maps| maps.side);
@@ -168,25 +164,7 @@ fn store_as<A: Element, N: Number>(
                 for host_x in 0..width {
                     let x = host_x * side + channel % side;
                     let pixel = from.add(x * op.shape.channels as usize);
-                    let share = op.divide.map_or(1.0, |by| (by.rows[y] * by.columns[x]).max(MIN_FADE));
-                    let mut value = (*pixel.add((op.channel + c) as usize)).value() / share;
-                    if let Some((low, high)) = op.clamp {
-                        // Not `max` and `min`: they would turn NaN into a bound.
-                        value = if value < low {
-                            low
-                        } else if value > high {
-                            high
-                        } else {
-                            value
-                        };
-                    }
-                    if let Some(sample) = op.sample {
-                        let logvar = (*pixel.add((sample.logvar_channel + c) as usize)).value() / share;
-                        let deviation = (0.5 * logvar.clamp(LOGVAR.0, LOGVAR.1)).exp();
-                        let (y, x) = (y as u64, x as u64);
-                        let at = noise::SamplePosition { batch: op.clip, frame: op.clip_frame, channel: c, y, x };
-                        value += deviation * noise::normal(sample.seed, at);
-                    }
+                    let value = stored_value(op, pixel, c, [y, x]);
                     finite &= value.is_finite();
                     *into.offset(host_x as isize * by_column) = N::of(value * map.mul + map.add);
                 }
@@ -196,6 +174,33 @@ fn store_as<A: Element, N: Number>(
     });
     memory.nonfinite.stored |= !all_finite.into_inner();
     done
+}
+
+/// A value of a pixel at (row, column) as it is stored, before its map.
+///
+/// # Safety
+/// The pixel has all channels of the frame.
+#[inline(always)]
+unsafe fn stored_value<A: Element>(op: &StoreTensor, pixel: *const A, channel: u64, [y, x]: [usize; 2]) -> f32 {
+    /// Bounds of the log-variance in the reference implementation.
+    const LOGVAR: (f32, f32) = (-30.0, 20.0);
+    /// Lower bound of the fades' sum, which is a divisor.
+    const MIN_FADE: f32 = 1e-6;
+    let share = op.divide.map_or(1.0, |by| (by.rows[y] * by.columns[x]).max(MIN_FADE));
+    // SAFETY: by this function's contract; `store_as` has checked the channels.
+    let element = |channel: u64| unsafe { (*pixel.add(channel as usize)).value() / share };
+    let mut value = element(op.channel + channel);
+    // Not `max` and `min`: they would turn NaN into a bound.
+    match op.clamp {
+        Some((low, _)) if value < low => value = low,
+        Some((_, high)) if value > high => value = high,
+        _ => {}
+    }
+    let Some(sample) = op.sample else { return value };
+    let deviation = (0.5 * element(sample.logvar_channel + channel).clamp(LOGVAR.0, LOGVAR.1)).exp();
+    let (y, x) = (y as u64, x as u64);
+    let at = noise::SamplePosition { batch: op.clip, frame: op.clip_frame, channel, y, x };
+    value + deviation * noise::normal(sample.seed, at)
 }
 
 pub(super) fn blend<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &BlendTile, stop: &mut Stop) -> Result<()> {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::driver::{DeviceBlock, driver_version, uuid};
+use super::launch::tiling::PAIRS;
 use super::launch::{CudaSizes, Launcher, checksum};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
 use super::weights::{PreparedConv, WeightStore};
@@ -15,8 +16,8 @@ use super::{Cuda, JobMemory};
 use crate::backend::{DeviceAllocator, DeviceFacts, Execution, Note, RunArgs, Stop, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
-    Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
-    PairCosts, PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
+    Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, Offsets, Op, PairCosts, PairSlabs,
+    PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
 };
 
 /// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
@@ -145,11 +146,11 @@ fn layout(channels: u64, pairs: bool) -> ConvLayout {
         cout: channels,
         window: Window::Same,
         prologue: Prologue::NormSilu,
-        slabs: if pairs { u64::from(PAIR_SLABS) } else { 3 },
+        slabs: if pairs { 4 } else { 3 },
         shortcut: None,
         biases: 1,
         groups: GROUPS,
-        pairs,
+        pairs: pairs.then_some(PAIRS),
     }
 }
 
@@ -191,8 +192,8 @@ impl ProbeFrames {
     /// The last `count` of two output frames, the first from inputs 0 to 2, the second from 1 to 3. One of them has a
     /// residual, as every second layer does.
     fn conv(&self, layer: usize, layout: &ConvLayout, count: usize) -> Op<Offsets> {
-        let [first, second] = OWN_SLABS;
-        let slabs = if layout.pairs { [[first, 0, 1], [0, 1, second]] } else { [[0, 1, 2]; 2] };
+        let paired = |PairSlabs { shared: [a, b], own: [first, second] }| [[first, a, b], [a, b, second]];
+        let slabs = layout.pairs.map_or([[0, 1, 2]; 2], paired);
         let frames = (0..2).zip(slabs).map(|(i, slabs)| ConvFrame {
             terms: (i..).zip(slabs).map(|(input, slab)| Term { frame: self.at(input), slab }).collect(),
             bias: 0,

@@ -9,7 +9,7 @@ use crate::backend::cuda::launch::tiling::{
     ConvKernel, PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, WeightOrder, channel_tiles, tap_order,
 };
 use crate::error::Result;
-use crate::ir::{ConvLayout, ConvSource, PAIR_SLABS, WeightBlock, WeightPart, Window};
+use crate::ir::{ConvLayout, ConvSource, WeightBlock, WeightPart, Window};
 use crate::reserve;
 
 const UNIT: usize = UNIT_BYTES as usize;
@@ -109,7 +109,7 @@ impl<'a> BlockPacking<'a> {
 
     /// Whether the slab lies side by side with another one.
     fn is_paired(&self, slab: u64) -> bool {
-        self.layout.pairs && slab < u64::from(PAIR_SLABS)
+        self.layout.pairs.is_some_and(|pairs| pairs.contains(slab))
     }
 
     /// Packs a slab of the block. `packed` holds all of them and is 0 where nothing was packed.
@@ -319,6 +319,7 @@ pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Vec<f3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::cuda::launch::tiling::PAIRS;
     use crate::ir::Prologue;
     use crate::testing::{CutSlabs, SlabSource};
 
@@ -337,7 +338,7 @@ mod tests {
             shortcut: None,
             biases: 1,
             groups: 1,
-            pairs: false,
+            pairs: None,
         }
     }
 
@@ -394,7 +395,7 @@ mod tests {
             }
             for window in [Window::Same, Window::Up] {
                 let count = (window.taps() * cin * cout) as usize;
-                let pairs = ConvLayout { slabs: 4, pairs: true, ..layout(cin, cout, window) };
+                let pairs = ConvLayout { slabs: 4, pairs: Some(PAIRS), ..layout(cin, cout, window) };
                 let slabs: Vec<Vec<f32>> = numbered(4 * count).chunks(count).map(<[f32]>::to_vec).collect();
                 assert_each_once(&packed(order, &pairs, &slabs), 4 * count);
             }

@@ -34,10 +34,8 @@ pub struct MeasuredRates {
 /// Beside the driver's cache of compiled kernels; `None` if the environment does not say where that is.
 pub fn default_path() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
-    let usual = || match cfg!(windows) {
-        true => Some(set("APPDATA")?.join("NVIDIA")),
-        false => Some(set("HOME")?.join(".nv")),
-    };
+    let (home, folder) = if cfg!(windows) { ("APPDATA", "NVIDIA") } else { ("HOME", ".nv") };
+    let usual = || Some(set(home)?.join(folder));
     Some(set("CUDA_CACHE_PATH").or_else(usual)?.join("video-vae").join("rates.json"))
 }
 

@@ -107,7 +107,7 @@ mod tests {
             shortcut: None,
             biases: 1,
             groups: 32,
-            pairs: false,
+            pairs: None,
         };
         let (full_hd, ultra_hd) = (FrameShape::new(1080, 1920, 128), FrameShape::new(2160, 3840, 128));
         let launches = |limit: LaunchLimit, shape: FrameShape, frames: u64| {

@@ -74,7 +74,7 @@ pub fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLa
         shortcut: None,
         biases: 2,
         groups: if cin.is_multiple_of(8) && cout.is_multiple_of(8) { 8 } else { 1 },
-        pairs: false,
+        pairs: None,
     }
 }
 

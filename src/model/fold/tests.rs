@@ -98,7 +98,7 @@ fn slab_inputs(layer: &Layer, frame: u64) -> Vec<(u8, Vec<(u64, f64)>)> {
     // Upsamplers halve sums of frames.
     let half = if layer.layout.window == Window::Up { 0.5 } else { 1.0 };
     let (sum, difference) = (|x, y| vec![(x, half), (y, half)], |x, y| vec![(x, half), (y, -half)]);
-    match (layer.layout.pairs, &terms[..]) {
+    match (layer.layout.pairs.is_some(), &terms[..]) {
         (true, &[(d0, 2), (d1, 0), (d2, 1)]) => {
             vec![(0, sum(d1, d2)), (1, difference(d2, d1)), (2, difference(d0, d2))]
         }

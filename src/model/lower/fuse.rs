@@ -223,7 +223,7 @@ impl Fuser<'_> {
             shortcut: None,
             biases: time.biases().len() as u64,
             groups: self.groups,
-            pairs: false,
+            pairs: None,
         };
         Ok(Layer {
             layout,

@@ -17,6 +17,8 @@ mod stages;
 mod tests;
 
 pub use pairs::{pair_layers, pair_upsamplers, pairable_layers};
+#[cfg(test)]
+pub use recipes::PAIR_SLABS;
 pub use recipes::{Pairs, Product, Recipe, Recipes, Slab, TimeRule, pair_of};
 
 use super::geometry::{Direction, Geometry};

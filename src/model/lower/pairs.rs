@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::recipes::{Pairs, Recipes, TimeRule};
+use super::recipes::{PAIR_SLABS, Pairs, Recipes, TimeRule};
 use crate::ir::{LayerId, Window};
 use crate::model::network::{Layer, Network};
 
@@ -34,7 +34,7 @@ pub fn pair_upsamplers(network: &mut Network) {
 
 fn rewrite(layer: &mut Layer, pairs: Pairs) {
     layer.time = Arc::new(Recipes::new(TimeRule { pairs, ..layer.time.rule }));
-    layer.layout.pairs = true;
+    layer.layout.pairs = Some(PAIR_SLABS);
     layer.layout.slabs = layer.time.slabs().len() as u64;
 }
 

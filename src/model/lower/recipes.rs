@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ir::{OWN_SLABS, PAIR_SLABS};
+use crate::ir::PairSlabs;
 use crate::model::graph::{FirstFrame, TimeAxis};
 
 /// One summand of a slab: the tap in time (0 is the oldest frame), and which of the frames that a folded unfolding makes
@@ -37,6 +37,11 @@ pub enum Pairs {
     /// might leave the range of a 16-bit float.
     Halved,
 }
+
+/// The slabs of pairs come before all others: fetched weights then end with them.
+pub const PAIR_SLABS: PairSlabs = PairSlabs { shared: [0, 1], own: [2, 3] };
+/// After them, that of frame 0.
+const AFTER_PAIRS: u8 = 4;
 
 /// The pair that a frame belongs to: frames 2k + 1 and 2k + 2 are one. Frame 0 is alone.
 pub fn pair_of(frame: u64) -> u64 {
@@ -183,13 +188,13 @@ impl Recipes {
             slab(&[tap(2, -1.0)], halved),
             slab(&[tap(0, 1.0), tap(1, 1.0), tap(2, 1.0)], 1.0),
         ];
-        let [first, second] = OWN_SLABS;
+        let PairSlabs { shared: [a, b], own: [first, second] } = PAIR_SLABS;
         Recipes {
             rule,
             slabs,
             biases: vec![(0..3).map(|tap| (tap, 0)).collect()],
-            early: vec![recipe_of(&[(0, PAIR_SLABS)], 0), recipe_of(&[(0, first), (0, 0), (1, 1)], 0)],
-            steady: vec![recipe_of(&[(0, 0), (1, 1), (2, second)], 0), recipe_of(&[(1, first), (2, 0), (3, 1)], 0)],
+            early: vec![recipe_of(&[(0, AFTER_PAIRS)], 0), recipe_of(&[(0, first), (0, a), (1, b)], 0)],
+            steady: vec![recipe_of(&[(0, a), (1, b), (2, second)], 0), recipe_of(&[(1, first), (2, a), (3, b)], 0)],
             step: 2,
         }
     }
@@ -230,7 +235,7 @@ impl Recipes {
 
     /// How many of the first slabs the frames need whose last slab is `slab`.
     pub fn slabs_up_to(&self, slab: u8) -> u64 {
-        u64::from(if self.has_pairs() { PAIR_SLABS.max(slab + 1) } else { slab + 1 })
+        u64::from(if self.has_pairs() { AFTER_PAIRS.max(slab + 1) } else { slab + 1 })
     }
 
     pub fn has_pairs(&self) -> bool {

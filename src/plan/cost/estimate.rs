@@ -152,7 +152,7 @@ impl CostModel<'_> {
 
     /// What products of a layer take, for each of `frames` frames that are computed together.
     fn pair_cost(&self, layer: LayerId, frames: u64) -> f64 {
-        match self.target.profile.pairs.filter(|_| self.network.layers[layer].layout.pairs) {
+        match self.target.profile.pairs.filter(|_| self.network.layers[layer].layout.pairs.is_some()) {
             // Of an odd number, one is alone.
             Some(costs) => {
                 let alone = (frames % 2) as f64 / frames.max(1) as f64;

@@ -61,7 +61,7 @@ impl AreaTask<'_> {
     /// The processor has `S`, and this thread its tiles.
     unsafe fn run_bf16<S: Bf16Kernels>(&self, stop: &mut Stop) {
         let mut patches = [None; PATCHES];
-        if self.conv.op.layout.pairs {
+        if self.conv.op.layout.pairs.is_some() {
             // SAFETY: by this function's contract.
             return unsafe { self.run_units::<S>(&mut patches, stop) };
         }
@@ -331,14 +331,8 @@ impl AreaTask<'_> {
             _ => (layout.cin, layout.window.side() as usize, self.conv.grid.stride, phase / 2, phase % 2),
         };
         #[cfg(test)]
-        PRODUCTS.fetch_add(
-            (self.area.pixels() * channels * cin as usize * side * side) as u64,
-            std::sync::atomic::Ordering::Relaxed,
-        );
-        let mut taps = [0; 9];
-        for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
-            taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
-        }
+        count_products(self.area.pixels() * channels * cin as usize * side * side);
+        let taps: [usize; 9] = std::array::from_fn(|tap| ((r + tap / side) * size.columns + s + tap % side) * BLOCK);
         let (blocks, halves) = ((cin as usize).div_ceil(BLOCK), channels.div_ceil(TILE));
         let weights = self.weights(panel, term);
         let (steps, groups) = (blocks * side * side, tiles.tiles.div_ceil(MOST_TILES));
@@ -378,4 +372,9 @@ impl AreaTask<'_> {
             }
         }
     }
+}
+
+#[cfg(test)]
+fn count_products(products: usize) {
+    PRODUCTS.fetch_add(products as u64, std::sync::atomic::Ordering::Relaxed);
 }

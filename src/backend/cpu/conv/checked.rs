@@ -36,7 +36,7 @@ impl ConvScratch {
         let sums = run * grid.sum_floats() as u64 * 4;
         let tables = match layout.prologue {
             Prologue::None => 0,
-            _ if layout.pairs => PAIR_INPUTS * table_floats(layout, grid.precision) * size_of::<f32>(),
+            _ if layout.pairs.is_some() => PAIR_INPUTS * table_floats(layout, grid.precision) * size_of::<f32>(),
             _ => table_floats(layout, grid.precision) * size_of::<f32>(),
         };
         let areas = grid.areas() as u64;
@@ -116,7 +116,7 @@ impl<'a> CheckedConv<'a> {
         if layout.window == Window::Down && (input.height % 2 != 0 || input.width % 2 != 0) {
             return Err(fail(op, "the height and width of the input must be even"));
         }
-        if layout.pairs && layout.window != Window::Same {
+        if layout.pairs.is_some() && layout.window != Window::Same {
             return Err(fail(op, "pairs of frames have another window than Same"));
         }
         if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {

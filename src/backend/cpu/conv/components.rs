@@ -9,7 +9,7 @@ use super::square::{GROUP, Square};
 use super::winograd::{InputTransform, OutputTransform, ShareProducts};
 use crate::backend::Stop;
 use crate::backend::cpu::simd::{BLOCK, MicroTile, Microkernels, PANEL};
-use crate::ir::{FrameUnit, OWN_SLABS, Offsets, Term};
+use crate::ir::{FrameUnit, Offsets, Term};
 
 /// Input channels of a product that is added to a sum. A long sum of products is rounded more than the sum of a few
 /// shorter ones, and the weights of so many channels and a panel stay in the first-level cache for all squares.
@@ -120,8 +120,9 @@ impl AreaTask<'_> {
             let into = [0, 1, 2, 3].map(|i| conv.patch(self.slot, i));
             patch::windowed_pair::<S, f32>(&sources, &conv.grid, area, KeptInputs::NONE, into)
         };
+        let step = |patch: usize, sum: usize, add: bool| Some(Step { patch, slab: inputs[patch]?.slab, sum, add });
         let mut pass = Pass {
-            steps: vec![Step { patch: 1, slab: 0, sum: 0, add: false }, Step { patch: 2, slab: 1, sum: 1, add: false }],
+            steps: [step(1, 0, false), step(2, 1, false)].into_iter().flatten().collect(),
             shares: true,
             frames: Vec::new(),
             add: false,
@@ -129,7 +130,7 @@ impl AreaTask<'_> {
             square,
         };
         for (sum, frame) in pair.into_iter().enumerate().filter_map(|(sum, frame)| frame.map(|frame| (sum, frame))) {
-            pass.steps.push(Step { patch: 3 * sum, slab: OWN_SLABS[sum], sum, add: true });
+            pass.steps.extend(step(3 * sum, sum, true));
             pass.frames.push(PassFrame { frame, sum, finish: conv.frames[frame].terms.len() == 3 });
         }
         // SAFETY: by this function's contract.

@@ -58,9 +58,10 @@ impl<E: Element> SimdOp for FinishRow<'_, E> {
         while c < whole {
             // SAFETY: inside the row's pixels and channels.
             unsafe {
-                c += match whole - c >= 2 * S::LANES {
-                    true => self.row.finish_vectors::<S, 2>(c, sums.as_deref_mut()),
-                    false => self.row.finish_vectors::<S, 1>(c, sums.as_deref_mut()),
+                c += if whole - c >= 2 * S::LANES {
+                    self.row.finish_vectors::<S, 2>(c, sums.as_deref_mut())
+                } else {
+                    self.row.finish_vectors::<S, 1>(c, sums.as_deref_mut())
                 };
             }
         }

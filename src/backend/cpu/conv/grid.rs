@@ -48,7 +48,7 @@ const BF16_PROLOGUE_COST: f64 = 250.0;
 pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
     let pays = layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS);
-    precision == Precision::Fp32 && layout.window == Window::Same && (pays || layout.pairs)
+    precision == Precision::Fp32 && layout.window == Window::Same && (pays || layout.pairs.is_some())
 }
 
 /// The squares of the first frame of a clip, or of others, where a convolution uses Winograd's algorithm. They depend
@@ -125,7 +125,7 @@ impl OutputGrid {
         let square = square_of(layout, precision, first);
         let (patches, frames) = match square {
             Some(_) if first => (1, 1),
-            Some(_) if layout.pairs => (PAIR_INPUTS, 2),
+            Some(_) if layout.pairs.is_some() => (PAIR_INPUTS, 2),
             Some(_) => (layout.slabs.min(3) as usize, 1),
             None => (if precision == Precision::Bf16 { PATCHES } else { 1 }, 1),
         };
@@ -186,14 +186,14 @@ impl OutputGrid {
             let rows = height.div_ceil(h);
             let (h, w) = (side * height.div_ceil(rows), side * w);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;
-            let tiles = match winograd {
-                _ if self.precision == Precision::Bf16 => {
-                    let tiles = self.sum_tiles(h, w).tiles;
-                    let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
-                    (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
-                }
-                true => (components * components * (h * w / (side * side)).div_ceil(14)) as f64 / (h * w) as f64,
-                false => w.div_ceil(14) as f64 / w as f64,
+            let tiles = if self.precision == Precision::Bf16 {
+                let tiles = self.sum_tiles(h, w).tiles;
+                let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
+                (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
+            } else if winograd {
+                (components * components * (h * w / (side * side)).div_ceil(14)) as f64 / (h * w) as f64
+            } else {
+                w.div_ceil(14) as f64 / w as f64
             };
             let cost = halo * prologue + tiles * TILE_COST;
             // A single row that exceeds the cache is taken only if it cannot be narrower.
@@ -317,8 +317,8 @@ pub fn division(
     let patch = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
     let before = match layout.pairs {
         _ if uses_winograd(layout, precision) => 0,
-        true => 1,
-        false => 2,
+        Some(_) => 1,
+        None => 2,
     };
     let time = |(parts, groups): (usize, usize)| {
         let (run, rounds) = (units.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
@@ -335,7 +335,7 @@ mod tests {
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
         let prologue = Prologue::NormSilu;
-        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: false }
+        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: None }
     }
 
     #[test]

@@ -142,16 +142,14 @@ impl AreaTask<'_> {
     /// A panel, numbered through all phases, of a frame.
     fn pass(&self, frame: usize, panel: usize) -> PanelPass<'_> {
         let conv = self.conv;
+        let moments = || conv.moments(frame).wrapping_add(self.index * conv.panels * conv.phases() + panel);
         PanelPass {
             conv,
             frame: &conv.frames[frame],
             area: self.area,
             phase: panel / conv.panels,
             panel: panel % conv.panels,
-            moments: match conv.op.statistics {
-                true => conv.moments(frame).wrapping_add(self.index * conv.panels * conv.phases() + panel),
-                false => std::ptr::null_mut(),
-            },
+            moments: if conv.op.statistics { moments() } else { std::ptr::null_mut() },
         }
     }
 

@@ -72,7 +72,7 @@ pub unsafe fn windowed<S: Simd, E: Element>(
 }
 
 /// The patches of a pair of frames, of the input frames d0 to d3, those that are there: d0 - d2, d1 + d2, d2 - d1 and
-/// d1 - d3. See [`PAIR_SLABS`](crate::ir::PAIR_SLABS).
+/// d1 - d3. See [`PairSlabs`](crate::ir::PairSlabs).
 ///
 /// # Safety
 /// As [`windowed`]. The second and third source are there, and frames and prologues of all are alike. The patches of

@@ -215,7 +215,7 @@ fn large_components<S: Simd>(d: &[S::V; MOST_COMPONENTS]) -> [S::V; MOST_COMPONE
 }
 
 /// The sums of a pair of frames: of the products that both share to what each has of them. See
-/// [`PAIR_SLABS`](crate::ir::PAIR_SLABS).
+/// [`PairSlabs`](crate::ir::PairSlabs).
 pub struct ShareProducts {
     pub first: *mut f32,
     pub second: *mut f32,

@@ -83,7 +83,7 @@ impl ConvCase {
         let input = FrameShape::new(height, width, layout.cin);
         let output = layout.window.output(input, layout.cout);
         let weights = PlainWeights::new(&layout, precision, &mut random);
-        let inputs: Vec<Vec<f32>> = (0..if layout.pairs { 6 } else { 3 })
+        let inputs: Vec<Vec<f32>> = (0..if layout.pairs.is_some() { 6 } else { 3 })
             .map(|i| {
                 let data: Vec<f32> =
                     round(random.fill(input.elements() as usize).iter().map(|v| v * 3.0 + 0.7 * i as f32).collect());
@@ -97,7 +97,7 @@ impl ConvCase {
         let residual = round(random.fill(output.elements() as usize));
         let mut frames = Vec::new();
         for frame in 0..inputs.len() as u64 {
-            let mut terms: Vec<(usize, u8)> = match layout.pairs {
+            let mut terms: Vec<(usize, u8)> = match layout.pairs.is_some() {
                 true => {
                     paired(layout.window).recipe(frame).terms().iter().map(|(t, slab)| (*t as usize, *slab)).collect()
                 }
@@ -222,7 +222,7 @@ impl ConvCase {
     /// Terms as (inputs and their factors, slab): those of pairs are sums and differences of inputs.
     fn products(&self, terms: &[(usize, u8)]) -> Vec<(Vec<(usize, f64)>, u8)> {
         let both = |a: usize, b: usize, sign: f64| vec![(a, 1.0), (b, sign)];
-        match (self.layout.pairs, terms) {
+        match (self.layout.pairs.is_some(), terms) {
             (true, [(d0, 2), (d1, 0), (d2, 1), rest @ ..]) => {
                 let pair = vec![(both(*d1, *d2, 1.0), 0), (both(*d2, *d1, -1.0), 1), (both(*d0, *d2, -1.0), 2)];
                 [pair, self.products(rest)].concat()
@@ -285,5 +285,5 @@ impl ConvCase {
 }
 
 pub(super) fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
-    ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 2, groups: 1, pairs: false }
+    ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 2, groups: 1, pairs: None }
 }

@@ -2,6 +2,7 @@
 
 use super::case::{ConvCase, layout};
 use super::*;
+use crate::model::lower::PAIR_SLABS;
 
 #[test]
 fn convolution_matches_f64_in_all_kinds_and_sizes() {
@@ -53,7 +54,7 @@ fn convolution_matches_f64_over_many_areas() {
 /// A layout whose frames share products by pairs.
 fn paired(cin: u64, cout: u64) -> ConvLayout {
     let slabs = crate::testing::paired(Window::Same).slabs().len() as u64;
-    ConvLayout { slabs, pairs: true, ..layout(cin, cout, Window::Same, Prologue::NormSilu) }
+    ConvLayout { slabs, pairs: Some(PAIR_SLABS), ..layout(cin, cout, Window::Same, Prologue::NormSilu) }
 }
 
 #[test]
@@ -224,7 +225,8 @@ fn convolution_refuses_invalid_operations() {
         case.frames = vec![(terms, 0, false)];
         assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
     }
-    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { window: Window::Up, pairs: true, ..five }, 4, 4, 3);
+    let mut case =
+        ConvCase::new(Precision::Fp32, ConvLayout { window: Window::Up, pairs: Some(PAIR_SLABS), ..five }, 4, 4, 3);
     case.frames = vec![(vec![(0, 4)], 0, false)];
     assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
 }

@@ -7,6 +7,7 @@ use super::case::PlainWeights;
 use super::*;
 use crate::backend::cpu::conv::products_per_pixel;
 use crate::backend::cpu::simd::{Simd, SimdOp, with_simd};
+use crate::model::lower::PAIR_SLABS;
 
 /// Nanoseconds that this thread has computed.
 pub fn processor_time() -> f64 {
@@ -138,8 +139,17 @@ fn rates_of_layer_classes() {
             }
             let prologue = if window == Window::Up { Prologue::None } else { Prologue::NormSilu };
             let slabs = if paired { 5 } else { 3 };
-            let layout =
-                ConvLayout { cin, cout, window, prologue, slabs, shortcut, biases: 1, groups: 1, pairs: paired };
+            let layout = ConvLayout {
+                cin,
+                cout,
+                window,
+                prologue,
+                slabs,
+                shortcut,
+                biases: 1,
+                groups: 1,
+                pairs: paired.then_some(PAIR_SLABS),
+            };
             let input = FrameShape::new(height, width, cin);
             let output = window.output(input, cout);
             let products = products_per_pixel(&layout, precision);
@@ -171,7 +181,7 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instr
     });
     let frames: Vec<ConvFrame<Offsets>> = (0..FRAMES as usize)
         .map(|frame| {
-            let slabs = if layout.pairs { [[2, 0, 1], [0, 1, 3]][frame % 2] } else { [0, 1, 2] };
+            let slabs = if layout.pairs.is_some() { [[2, 0, 1], [0, 1, 3]][frame % 2] } else { [0, 1, 2] };
             let terms = (0..3).map(|i| Term { frame: inputs[frame + i], slab: slabs[i] });
             let shortcut = shortcut.map(|frame| Term { frame, slab: layout.slabs as u8 });
             let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.groups)));

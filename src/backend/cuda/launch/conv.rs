@@ -89,7 +89,7 @@ impl Launcher {
     pub fn load_conv(&self, layout: &ConvLayout) -> Result<()> {
         // Which kernel it is does not depend on the rows.
         let variant = |pairs| self.conv_variant(layout, FrameShape::new(0, 0, 0), &(0..0), Prologue::None, pairs);
-        if layout.pairs {
+        if layout.pairs.is_some() {
             variant(true)?.kernel.function()?;
         }
         let kernel = match ConvKernel::of(layout)? {

@@ -129,9 +129,9 @@ impl Kernels {
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
         let mma_pair = |name| mma_pair_module.as_ref().map(|module| module.kernel(name, tiling::CONV_MMA_PAIR_SHARED));
         // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
-        let co_resident = |module: &Arc<Module>, name| match conv_wgmma.is_some() {
-            true => module.co_resident_kernel(name),
-            false => module.kernel(name, 0),
+        let co_resident = |module: &Arc<Module>, name| match &conv_wgmma {
+            Some(_) => module.co_resident_kernel(name),
+            None => module.kernel(name, 0),
         };
         Kernels {
             conv_mma: conv.kernel(c"conv_mma", tiling::CONV_MMA_SHARED),

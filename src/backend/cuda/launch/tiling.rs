@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::backend::Precision;
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, FrameShape, Prologue, Window};
+use crate::ir::{ConvLayout, FrameShape, PairSlabs, Prologue, Window};
 
 /// The most frames of one launch.
 pub const MAX_FRAMES: usize = 32;
@@ -123,6 +123,9 @@ pub const CONV_PAIR_TILE: (i32, i32) = (CONV_PAIR_BLOCK.0, CONV_PAIR_BLOCK.1 * C
 /// Bytes of a pixel in a patch of the kernels of pairs, and of an output channel in a slab's half of a tile of weights.
 pub const PAIR_ROW_BYTES: u64 = ROW_BYTES / 2;
 
+/// The slabs of pairs, as the kernels of pairs know them.
+pub const PAIRS: PairSlabs = PairSlabs { shared: [0, 1], own: [2, 3] };
+
 /// Channels that a pixel takes in memory: blocks of the matrix product, and whole 16-byte units in any precision.
 pub fn channel_stride(channels: u64) -> u64 {
     channels.next_multiple_of(8)
@@ -210,6 +213,9 @@ pub fn check_layers(precision: Precision, layouts: &[ConvLayout], attention: &[u
 
 fn check_conv(precision: Precision, layout: &ConvLayout) -> Result<()> {
     ConvKernel::of(layout)?;
+    if layout.pairs.is_some_and(|pairs| pairs != PAIRS) {
+        return Err(Error::Internal(format!("pairs of frames with slabs {:?}", layout.pairs)));
+    }
     let most = MOST_NORM_BYTES / precision.bytes();
     if layout.prologue != Prologue::None && channel_stride(layout.cin) > most {
         return refuse(format!("a norm of {} channels in {} (at most {most})", layout.cin, precision.name()));

@@ -1,6 +1,7 @@
 //! Pairs of frames that share products, against the CPU; and the bits of frames that are computed alone.
 
 use super::*;
+use crate::backend::cuda::launch::tiling::PAIRS;
 use crate::testing::paired;
 
 pub(super) const FRAMES: usize = 6;
@@ -62,7 +63,7 @@ impl ClipCase {
         let mut plain = weights(&ConvLayout { slabs: 3, ..*layout }, 6);
         plain.scale /= self.factor.sqrt();
         plain.bias = self.bias;
-        let conv = match layout.pairs {
+        let conv = match layout.pairs.is_some() {
             true => crate::testing::prepare(
                 backend,
                 (&store, FRAME_ALIGN),
@@ -79,7 +80,7 @@ impl ClipCase {
                 let causal = (0..3).map(|tap| (inputs[first(tap)], tap as u8)).collect::<Vec<_>>();
                 let recipe = paired(layout.window).recipe(t as u64);
                 let paired = recipe.terms().iter().map(|(t, slab)| (inputs[*t as usize], *slab));
-                let mut terms = if layout.pairs { paired.collect() } else { causal };
+                let mut terms = if layout.pairs.is_some() { paired.collect() } else { causal };
                 if layout.shortcut.is_some() {
                     terms.push((shortcuts[t], layout.slabs as u8));
                 }
@@ -122,7 +123,7 @@ fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
                 let slabs = paired(Window::Same).slabs().len() as u64;
                 // Upsamplers read frames that are not normalised. Sums of two of these would be infinite in f16.
                 let (factor, bias) = (if window == up { 4e4 } else { 1.0 }, (0.0, 1.0));
-                let paired = ClipCase { layout: ConvLayout { pairs: true, slabs, ..base }, input, factor, bias };
+                let paired = ClipCase { layout: ConvLayout { pairs: Some(PAIRS), slabs, ..base }, input, factor, bias };
                 let whole = std::slice::from_ref(&(0..FRAMES));
                 let (expected, _) = ClipCase { layout: base, input, factor, bias }.run(&cpu, whole);
                 let (found, bits) = paired.run(gpu, whole);

@@ -3,7 +3,7 @@
 use super::pairs::{ClipCase, FRAMES};
 use super::*;
 use crate::backend::Precision;
-use crate::backend::cuda::launch::tiling::EPSILON;
+use crate::backend::cuda::launch::tiling::{EPSILON, PAIRS};
 use crate::testing::paired;
 
 /// Mean and 1 / deviation of each group of a frame's channels. `values` are [channel][frame][pixel].
@@ -35,7 +35,7 @@ fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
         for (group, (found, right)) in found.chunks_exact(2).zip(&right).enumerate() {
             let FrameShape { height, width, .. } = case.input;
             let ConvLayout { window, pairs, .. } = case.layout;
-            let what = format!("{window:?} {height}x{width}, bias {:?}, pairs {pairs}", case.bias);
+            let what = format!("{window:?} {height}x{width}, bias {:?}, pairs {pairs:?}", case.bias);
             let what = format!("{what}, frame {t}, group {group} in {}: {found:?} for {right:?}", name(gpu));
             let distance = (found[0] - right[0]).abs() * right[1];
             assert!(distance <= most + 1e-6 * right[0].abs() * right[1], "{what}");
@@ -47,7 +47,7 @@ fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
 /// Values far from zero must not cancel, and differences of large ones must not leave the range of f16.
 fn check_window(window: Window) {
     let base = ConvLayout { biases: 1, ..layout(64, 128, window, Prologue::None) };
-    let paired = ConvLayout { pairs: true, slabs: paired(Window::Same).slabs().len() as u64, ..base };
+    let paired = ConvLayout { pairs: Some(PAIRS), slabs: paired(Window::Same).slabs().len() as u64, ..base };
     // Of one pixel, Down leaves none.
     let smallest = if window == Window::Down { (2, 2) } else { (1, 1) };
     for gpu in &gpus() {

@@ -284,7 +284,7 @@ impl BandSteps for SymbolicRun<'_> {
 
 fn layout(shortcut: Option<u64>) -> ConvLayout {
     let (window, prologue) = (Window::Same, Prologue::NormSilu);
-    ConvLayout { cin: 16, cout: 16, window, prologue, slabs: 3, shortcut, biases: 1, groups: 4, pairs: false }
+    ConvLayout { cin: 16, cout: 16, window, prologue, slabs: 3, shortcut, biases: 1, groups: 4, pairs: None }
 }
 
 /// An operation without caches.

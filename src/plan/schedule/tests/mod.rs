@@ -13,10 +13,10 @@ use std::sync::Arc;
 use self::policies::{has_cache, rematerialises, rematerialises_hidden};
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{
-    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, OWN_SLABS, Op, PairCosts, PartialSums,
-    PinnedBytes, Shape,
+    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, Op, PairCosts, PartialSums, PinnedBytes, Shape,
 };
 use crate::model::families::seedvr2::Sizes;
+use crate::model::lower::PAIR_SLABS;
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, WeightArrivals, work};
@@ -128,7 +128,7 @@ fn assert_same_frames(base: Request, frames: u64) {
 fn offload_cost(together: f64, frames: u64, rematerialised: u64) -> OffloadCost {
     let request = request(Direction::Decode, clip(Direction::Decode, 1, 5)).with_pairs();
     let network = &request.network;
-    let stage = network.stages.iter().find(|stage| network.layers[stage.head()].layout.pairs).unwrap();
+    let stage = network.stages.iter().find(|stage| network.layers[stage.head()].layout.pairs.is_some()).unwrap();
     let layer = stage.head() + 1;
     let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
     let mut target = SLOW_COPIES.target();
@@ -175,14 +175,15 @@ fn chunks_have_whole_pairs() {
             let (mut schedule, mut symbols) = (plan.schedule(&SEPARATE.target()), symbols::Symbols::new(&SEPARATE));
             let mut pairs = 0;
             while schedule.prepare_next() == Next::Op {
-                if let Some(Op::Conv(op)) = schedule.front().filter(|op| matches!(op, Op::Conv(op) if op.layout.pairs))
+                if let Some(Op::Conv(op)) =
+                    schedule.front().filter(|op| matches!(op, Op::Conv(op) if op.layout.pairs.is_some()))
                 {
                     let own = |slab: u8| {
                         let has = |frame: &&ConvFrame<Slots>| frame.terms.iter().any(|term| term.slab == slab);
                         op.frames.iter().filter(has).count()
                     };
-                    assert_eq!(own(OWN_SLABS[0]), own(OWN_SLABS[1]), "{direction:?} {frames} {chunk:?}");
-                    pairs += own(OWN_SLABS[0]);
+                    assert_eq!(own(PAIR_SLABS.own[0]), own(PAIR_SLABS.own[1]), "{direction:?} {frames} {chunk:?}");
+                    pairs += own(PAIR_SLABS.own[0]);
                 }
                 symbols.run(&mut schedule);
             }

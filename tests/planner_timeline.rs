@@ -140,7 +140,8 @@ mod pictures {
         let target = Target::new(profile, &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
-        let timeline = timeline(&plan, "NVIDIA H200", PlanLimits { device: limit, host: HOST_BYTES }, &target);
+        let timeline =
+            timeline(&plan, &plan.report(), "NVIDIA H200", PlanLimits { device: limit, host: HOST_BYTES }, &target);
         check(&timeline);
         json!({ "devices": [timeline] })
     }

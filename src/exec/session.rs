@@ -422,7 +422,7 @@ impl<B: Backend> Session for Engine<B> {
         let limits = PlanLimits { device: self.limit(), host: self.host_limit() };
         let plan = self.find_plan(&self.job(job)?, limits.device, cancel)?;
         let target = self.target(cancel)?.with_cancel(cancel);
-        let timeline = report::timeline(&plan, &self.place.to_string(), limits, &target);
+        let timeline = report::timeline(&plan, &self.report(&plan), &self.place.to_string(), limits, &target);
         check_cancel(cancel)?;
         Ok(vec![timeline])
     }

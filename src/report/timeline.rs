@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use super::numbers::PlanReport;
 use super::operations::{op_frames, op_name};
 use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
@@ -125,7 +126,7 @@ impl Region {
 }
 
 /// The first steps of a plan, as `vvae_plan_timeline` documents them.
-pub fn timeline(plan: &Plan, device: &str, limits: PlanLimits, target: &Target) -> Value {
+pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimits, target: &Target) -> Value {
     let network = &plan.spec.network;
     let mut schedule = plan.shown_schedule(target);
     let mut recorder = Recorder::new(network, target);
@@ -138,7 +139,6 @@ pub fn timeline(plan: &Plan, device: &str, limits: PlanLimits, target: &Target) 
     let regions = regions(plan);
     let rectangles = recorder.finish(schedule.arenas(), complete, &regions);
     let is_fixed = |region: &&Region| region.content != Content::Activations && region.bytes > 0;
-    let report = plan.report();
     let shown = recorder.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds);
     json!({
         "node": network.direction.name(), "input": report.input.dims(), "output": report.output.dims(),

@@ -198,8 +198,8 @@ namespace VideoVae
         public delegate void vvae_device_free_fn(void* user, int device, void* block, ulong bytes);
 
         /// <summary>
-        /// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "plan", "load",
-        /// "encode" or "decode". A result other than 0 cancels the call. Must not throw.
+        /// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "check", "plan",
+        /// "load", "encode" or "decode". A result other than 0 cancels the call. Must not throw.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate int vvae_progress_fn(void* user, ulong done, ulong total, byte* stage);
@@ -246,6 +246,11 @@ namespace VideoVae
             public IntPtr device_alloc; // vvae_device_alloc_fn
             public IntPtr device_free; // vvae_device_free_fn
             public void* device_alloc_user;
+            /// <summary>
+            /// Called while the file is checked, with its bytes and "check" as the stage. May be NULL.
+            /// </summary>
+            public IntPtr progress; // vvae_progress_fn
+            public void* progress_user;
         }
 
         /// <summary>
@@ -648,8 +653,8 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
-        /// the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
+        /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
+        /// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
         /// vvae_error(NULL, ...) gives the text. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]

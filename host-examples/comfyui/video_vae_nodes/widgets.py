@@ -8,7 +8,16 @@ import video_vae
 from video_vae import Parameter
 
 # Not the user's to choose: ComfyUI's images have this range, it names one device, and it never stops for NaN.
-FIXED = {"pixel_range": "0..1", "mixed_devices": "refuse", "nonfinite": "propagate", "autotune_path": "", "trace": ""}
+FIXED = {
+    "pixel_range": "0..1",
+    "mixed_devices": "refuse",
+    "nonfinite": "propagate",
+    "autotune_path": "",
+    "trace": "",
+    # ComfyUI's latent formats scale latents themselves.
+    "latents": "raw",
+    "latent_format": "auto",
+}
 
 # What ComfyUI's users have elsewhere: its own SeedVR2 nodes and the diffusion model exchange scaled latents.
 DEFAULTS = {"scaling_factor": 0.9152}

@@ -230,7 +230,7 @@ impl<'a> Search<'a> {
     /// As few frames at a time as can be, no cache resident, and everything rematerialised that can be.
     fn smallest_banded(&self) -> Option<Plan> {
         let network = &*self.request.network;
-        let slice = self.request.slice.unwrap_or(1) * network.latent_rate();
+        let slice = self.request.slice_latents().unwrap_or(1) * network.latent_rate();
         let one = SchedulePolicy::resident(network, slice, whole_pairs(network, network.stages.iter().map(|_| 1)));
         let stage = rematerialising_stage(self.request, &self.target);
         let rematerialising = stage.map(|stage| one.with_materialised(network, stage, 0));

@@ -451,8 +451,8 @@ extern "C" {
 #endif // __cplusplus
 
 // Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
-// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
-// vvae_error(NULL, ...) gives the text. [any-thread]
+// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them.
+// On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
 int32_t vvae_create(const vvae_create_info *info, vvae **v);
 
 // Sets one parameter, such as "memory_limit" to "8GiB". vvae_param_info lists keys and values. The value is checked at

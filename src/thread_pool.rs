@@ -1,5 +1,6 @@
-//! The threads of the library. Backends that compute on the CPU share pools, whose threads start with the first work and
-//! end with the last backend. Loading and planning use the same pool, or threads of their own for as long as they take.
+//! The threads of the library. Backends that compute on the CPU share pools, whose threads start with the first work
+//! and end with the last backend. Loading and planning use the same pool, or threads of their own for as long as they
+//! take.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -320,8 +321,8 @@ pub fn map_on<T: Send, S, R: Send>(
     made.into_iter().map(|made| made.expect("every item is done")).collect()
 }
 
-/// Runs `work` on each item, on at most `threads` threads, of which the calling one is the first. Every thread has its own
-/// state, such as a buffer. Results must not depend on which thread does an item.
+/// Runs `work` on each item, on at most `threads` threads, of which the calling one is the first. Every thread has its
+/// own state, such as a buffer. Results must not depend on which thread does an item.
 pub fn for_each<T: Send, S>(
     threads: usize,
     items: Vec<T>,

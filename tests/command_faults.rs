@@ -1,5 +1,5 @@
-//! The `vvae` command against hostile files and hosts: its own source as the output, terminal escapes, killed runs, sizes
-//! that no memory holds.
+//! The `vvae` command against hostile files and hosts: its own source as the output, terminal escapes, killed runs,
+//! sizes that no memory holds.
 
 mod common;
 

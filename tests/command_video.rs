@@ -1,5 +1,5 @@
-//! The `vvae` command and video files, through ffmpeg: nothing is lost in silence. Full disks, damaged input, the times of
-//! frames, and what files have beside pictures.
+//! The `vvae` command and video files, through ffmpeg: nothing is lost in silence. Full disks, damaged input, the times
+//! of frames, and what files have beside pictures.
 
 mod common;
 

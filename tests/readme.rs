@@ -1,4 +1,5 @@
-//! The papers are current: the table of parameters in docs/abi.md, the README's C program, and what their links lead to.
+//! The papers are current: the table of parameters in docs/abi.md, the README's C program, and what their links lead
+//! to.
 
 mod common;
 

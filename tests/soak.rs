@@ -2,8 +2,8 @@
 //! caches in 8 bits on a GPU. Every result has the right bits, and the process ends with the memory, descriptors and
 //! threads it began with.
 //!
-//! VVAE_SOAK_SECONDS sets the duration, VVAE_SOAK_DEVICE another device than the CPU. One test only, so that nothing else
-//! runs in the process.
+//! VVAE_SOAK_SECONDS sets the duration, VVAE_SOAK_DEVICE another device than the CPU. One test only, so that nothing
+//! else runs in the process.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 

@@ -99,8 +99,8 @@ fn open() -> Result<Api> {
     Ok(api)
 }
 
-/// $VIDEO_VAE_LIBRARY, else in Cargo's deps, beside the executable, one folder up, or in the lib folder of the prefix it is
-/// installed in. Deps come first: `cargo run --example` leaves an older library above them as it is.
+/// $VIDEO_VAE_LIBRARY, else in Cargo's deps, beside the executable, one folder up, or in the lib folder of the prefix
+/// it is installed in. Deps come first: `cargo run --example` leaves an older library above them as it is.
 fn find() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("VIDEO_VAE_LIBRARY") {
         return Ok(PathBuf::from(path));

@@ -1,5 +1,5 @@
-//! How a clip is run: a still or short clip as a whole, if that fits, and any other as a stream. Where a stream does not
-//! fit, a clip that memory can hold is run as a whole.
+//! How a clip is run: a still or short clip as a whole, if that fits, and any other as a stream. Where a stream does
+//! not fit, a clip that memory can hold is run as a whole.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

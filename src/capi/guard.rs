@@ -71,8 +71,8 @@ pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     with_handle(|| table::find_stream(s), close)
 }
 
-/// The process that handles were created in, and in the lower half how many: those that were, or are being, created. One
-/// number, so that a child never sees half of a change.
+/// The process that handles were created in, and in the lower half how many: those that were, or are being, created.
+/// One number, so that a child never sees half of a change.
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
 /// The creation of a handle. Made before anything that a fork would break: threads, locks, device contexts.

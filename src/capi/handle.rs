@@ -18,8 +18,8 @@ use crate::model::Checkpoint;
 use crate::node;
 
 /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
-/// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
-/// vvae_error(NULL, ...) gives the text. [any-thread]
+/// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them.
+/// On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
     guard::call(|| {

@@ -1,9 +1,11 @@
 //! From the latents of the network to those that the host exchanges with a diffusion model.
 
+use std::io::Read;
 use std::path::Path;
 
 use super::settings::{Latents, Settings};
 use crate::error::{Error, Result};
+use crate::file;
 use crate::ir::{Affine, ChannelMaps};
 use crate::model::families::{LatentFormat, LatentScaling};
 use crate::model::{Checkpoint, Direction, Model};
@@ -90,19 +92,26 @@ fn format(settings: &Settings, model: &Model, path: &Path) -> Result<LatentScali
         formats => from_config(&path.with_file_name("config.json")).ok_or_else(|| {
             let fitting = names(formats);
             Error::Argument(match formats {
-                [] => "latents: model, but no published model has latents as this checkpoint; set latents to raw".into(),
+                [] => {
+                    "latents: model, but no published model has latents as this checkpoint; set latents to raw".into()
+                }
                 _ => format!(
-                    "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of {fitting}, \
-                     or put the model's config.json beside the checkpoint"
+                    "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of \
+                     {fitting}, or put the model's config.json beside the checkpoint"
                 ),
             })
         }),
     }
 }
 
+/// The longest configuration that is read. Those of diffusers have about 1 KiB.
+const MAX_CONFIG: u64 = 1 << 20;
+
 /// What diffusers writes beside an autoencoder's weights.
 fn from_config(path: &Path) -> Option<LatentScaling> {
-    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    let mut text = Vec::new();
+    file::open_regular(path).ok()?.0?.take(MAX_CONFIG).read_to_end(&mut text).ok()?;
+    let config: serde_json::Value = serde_json::from_slice(&text).ok()?;
     let is_autoencoder = config["_class_name"].as_str().is_some_and(|class| class.starts_with("AutoencoderKL"));
     let scale = config["scaling_factor"].as_f64().filter(|_| is_autoencoder)?;
     Some(LatentScaling::Scaled { scale, shift: config["shift_factor"].as_f64().unwrap_or(0.0) })

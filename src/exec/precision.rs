@@ -1,4 +1,5 @@
-//! `precision=auto`: fp16 where it holds, else bf16. fp16 has an eighth of bf16's error, but some models overflow in it.
+//! `precision=auto`: fp16 where it holds, else bf16. fp16 has an eighth of bf16's error, but some models overflow in
+//! it.
 
 use super::settings::Settings;
 use crate::backend::{NonFinite, Precision};

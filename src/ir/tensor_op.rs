@@ -9,8 +9,8 @@ pub struct Affine {
     pub add: f32,
 }
 
-/// A map of its own for each channel of a host's latents. `side` x `side` pixels of activations are one pixel there, with
-/// the channels `(c * side + row) * side + column`.
+/// A map of its own for each channel of a host's latents. `side` x `side` pixels of activations are one pixel there,
+/// with the channels `(c * side + row) * side + column`.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelMaps<'a> {
     pub side: u64,

@@ -654,8 +654,8 @@ namespace VideoVae
 
         /// <summary>
         /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
-        /// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
-        /// vvae_error(NULL, ...) gives the text. [any-thread]
+        /// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them.
+        /// On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_create(vvae_create_info* info, out VaeHandle v);

@@ -19,8 +19,8 @@ const EXAMPLES: &str = "Examples:
 /// A checkpoint in fp32 against fp16 on a fixed clip; one line to paste into a report.
 ///
 /// Encodes and decodes a clip that is the same everywhere, in fp32 and in a faster precision: fp16 on a GPU, bf16 on a
-/// CPU. Prints one line: the checkpoint, the machine, whether the faster one holds or overflows, and how far the two are
-/// apart.
+/// CPU. Prints one line: the checkpoint, the machine, whether the faster one holds or overflows, and how far the two
+/// are apart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Check {

@@ -92,7 +92,8 @@ fn part(text: &str) -> Result<(u64, Option<u64>)> {
     }
 }
 
-/// More than comparing two frames takes for a pixel: floats of both, ten planes of the SSIM, and the frames that are kept.
+/// More than comparing two frames takes for a pixel: floats of both, ten planes of the SSIM, and the frames that are
+/// kept.
 const BYTES_PER_PIXEL: usize = 256;
 
 /// A frame of both clips, as 8 bits.

@@ -25,8 +25,9 @@ const EXAMPLES: &str = "Examples:
 /// Latents to video.
 ///
 /// Decodes latents of any length, at constant memory. IN is what `vvae encode` wrote, or any safetensors file with a
-/// tensor `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length, rate or times,
-/// and all else that `vvae encode` keeps, are those of the original video where IN tells them. Latents that were made with another checkpoint are refused.
+/// tensor `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length, rate or
+/// times, and all else that `vvae encode` keeps, are those of the original video where IN tells them. Latents that were
+/// made with another checkpoint are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::OUTPUTS))]
 pub struct Decode {

@@ -21,9 +21,9 @@ use crate::{Result, units};
 
 /// Makes a clip, encodes and decodes it, shows how it looks; needs nothing.
 ///
-/// Makes a small clip, encodes and decodes it, and writes three files into ./vvae-demo: contact-sheet.png with frames of
-/// the input, the output and their difference; animation.png, which moves in browsers and most viewers (an animated PNG);
-/// and report.html, a page with a slider between input and output, PSNR per frame and pictures of the plans.
+/// Makes a small clip, encodes and decodes it, and writes three files into ./vvae-demo: contact-sheet.png with frames
+/// of the input, the output and their difference; animation.png, which moves in browsers and most viewers (an animated
+/// PNG); and report.html, a page with a slider between input and output, PSNR per frame and pictures of the plans.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  vvae demo\n  vvae demo --weights ema_vae_fp16.safetensors --out /tmp/demo\n")]
 pub struct Demo {

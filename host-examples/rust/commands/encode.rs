@@ -25,9 +25,10 @@ const EXAMPLES: &str = "Examples:
 ///
 /// Encodes a clip of any length, at constant memory. OUT gets the tensor `latent` [T, C, h, w], frames first, because
 /// the length of a stream is known only at its end; in Python, latent.permute(1, 0, 2, 3)[None] is the usual [1, C, T,
-/// h, w]. Its metadata keeps size, length, rate, depth, colour, HDR metadata, pixel aspect ratio and title of the video, so
-/// that `vvae decode` gives back exactly that, and the checkpoint's fingerprint. Where frames do not come at one rate
-/// from zero on, the tensor `times` [frames] has their times, in ticks of the metadata's time_base. Stills and clips of up to 17 frames run as a whole if that fits.
+/// h, w]. Its metadata keeps size, length, rate, depth, colour, HDR metadata, pixel aspect ratio and title of the
+/// video, so that `vvae decode` gives back exactly that, and the checkpoint's fingerprint. Where frames do not come at
+/// one rate from zero on, the tensor `times` [frames] has their times, in ticks of the metadata's time_base. Stills and
+/// clips of up to 17 frames run as a whole if that fits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
 pub struct Encode {

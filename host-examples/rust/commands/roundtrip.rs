@@ -102,8 +102,8 @@ impl Roundtrip {
 /// Parts of the limit that the encoder gets, in hundredths; the decoder, which needs more, gets what is left.
 const SHARES: [u64; 4] = [35, 45, 25, 60];
 
-/// Both streams are open at once, and a limit holds for each of them, so one that was asked for is shared out. Returns the
-/// streams and their limits.
+/// Both streams are open at once, and a limit holds for each of them, so one that was asked for is shared out. Returns
+/// the streams and their limits.
 fn open_streams<'a>(
     vae: &'a Vae,
     model: &ModelOptions,

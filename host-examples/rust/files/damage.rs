@@ -1,5 +1,5 @@
-//! What is done about damaged input: fewer frames than the container says, and complaints of the decoder, are errors that
-//! name the frame, unless the user keeps what can be read.
+//! What is done about damaged input: fewer frames than the container says, and complaints of the decoder, are errors
+//! that name the frame, unless the user keeps what can be read.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! How HDR video was mastered: colours and light of the display, and the brightest pixel and frame. Kept as x265 writes it.
+//! How HDR video was mastered: colours and light of the display, and the brightest pixel and frame. Kept as x265 writes
+//! it.
 
 use serde_json::Value;
 

@@ -192,8 +192,8 @@ pub struct NormOf<'a, G: GpuMemory> {
     pub shape: FrameShape,
 }
 
-/// The norm of the layer that reads the output, where [`LaunchConv::normalises_output`]. The statistics of its frames are
-/// known.
+/// The norm of the layer that reads the output, where [`LaunchConv::normalises_output`]. The statistics of its frames
+/// are known.
 pub struct NextNorm<'a, G: GpuMemory> {
     pub of: NormOf<'a, G>,
     pub statistics: &'a [DeviceOffset],

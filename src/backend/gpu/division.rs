@@ -6,8 +6,8 @@
 //!    those that the plan added up, for at least as many rows.
 //! 2. A part holds rows of one frame without gaps, from the first row that its band has: the input's with halo, or the
 //!    band's own. An output begins where the whole frame would; only the band's rows are backed by memory.
-//! 3. A part is written by one of fetch, norm, launch or copy, and read after the event that says so: `fetched` for host
-//!    memory, `ready` for the rest, `computed` for outputs, `written` for new host columns in 8 bits.
+//! 3. A part is written by one of fetch, norm, launch or copy, and read after the event that says so: `fetched` for
+//!    host memory, `ready` for the rest, `computed` for outputs, `written` for new host columns in 8 bits.
 //! 4. A buffer has a new band only after `computed`, `cached` and `offloaded` of the band before, and after the band
 //!    below that one has copied its halo.
 //! 5. The new cache may lie over the old one. So a row of it is written only after the bands above and below have read

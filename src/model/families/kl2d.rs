@@ -261,8 +261,8 @@ impl Sizes {
     }
 }
 
-/// The models that a file may be of. SD and SDXL have the same tensors, and so have SD3 and FLUX.1; only a checkpoint that
-/// has the diffusion model too says which it is.
+/// The models that a file may be of. SD and SDXL have the same tensors, and so have SD3 and FLUX.1; only a checkpoint
+/// that has the diffusion model too says which it is.
 fn formats(tensors: &FileTensors, latent_channels: u64, quant: bool) -> Vec<LatentFormat> {
     if tensors.has("bn.running_mean") {
         return vec![FLUX2.format];

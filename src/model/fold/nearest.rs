@@ -1,6 +1,6 @@
 //! Nearest neighbour and a 3x3 convolution multiplied out: four convolutions with 2 x 2 taps, one for each phase of the
-//! output. Kernel offsets that fall on one pixel of the smaller input are summed. Zeros outside the image stay zeros, so
-//! this is exact at the border too.
+//! output. Kernel offsets that fall on one pixel of the smaller input are summed. Zeros outside the image stay zeros,
+//! so this is exact at the border too.
 
 use super::phases::{KERNEL, SIDE, TAPS, offsets};
 use super::taps::Rounded;

@@ -1,5 +1,6 @@
 //! Fuses nodes into layers. A layer is a convolution with the norm, SiLU, attention, unfolding or nearest neighbour
-//! before it, and with the addition or the 1x1x1 convolution behind it. A 1x1x1 convolution whose result is only added becomes a shortcut: one more slab of the sum.
+//! before it, and with the addition or the 1x1x1 convolution behind it. A 1x1x1 convolution whose result is only added
+//! becomes a shortcut: one more slab of the sum.
 
 use std::sync::Arc;
 
@@ -131,8 +132,8 @@ impl Fuser<'_> {
         matches!(self.node(id).op, NodeOp::Conv(_)) && self.readers[id] == 1 && !self.is_point(id)
     }
 
-    /// A 1x1x1 convolution of what only it reads becomes a part of the convolution before it. Behind a convolution this is
-    /// exact; before one, its bias would make the border differ.
+    /// A 1x1x1 convolution of what only it reads becomes a part of the convolution before it. Behind a convolution this
+    /// is exact; before one, its bias would make the border differ.
     fn fuse_projection(&mut self, id: NodeId) -> bool {
         let from = self.input_of(id);
         if !self.is_point(id) || self.readers[from] != 1 || self.is_point(from) {

@@ -1,4 +1,5 @@
-//! The compiler: lowers a family's graph to the layers that backends compute. One pass a file; each can be tested alone.
+//! The compiler: lowers a family's graph to the layers that backends compute. One pass a file; each can be tested
+//! alone.
 //!
 //!     shapes    resolution and frame rate of every node
 //!     fuse      norm, SiLU, attention, unfolding, addition and shortcut into the convolution beside them

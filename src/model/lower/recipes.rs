@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use crate::ir::PairSlabs;
 use crate::model::graph::{FirstFrame, TimeAxis};
 
-/// One summand of a slab: the tap in time (0 is the oldest frame), and which of the frames that a folded unfolding makes
-/// of an input frame (0 without one).
+/// One summand of a slab: the tap in time (0 is the oldest frame), and which of the frames that a folded unfolding
+/// makes of an input frame (0 without one).
 pub type Product = (usize, usize);
 
 /// A convolution over time, as it is lowered.
@@ -26,9 +26,9 @@ pub struct TimeRule {
 ///     shared: m1 = (g0 + g1 + g2)/2 (d1 + d2)    m2 = (g0 - g1 + g2)/2 (d2 - d1)
 ///     first frame: m1 + m2 + g0 (d0 - d2)        second frame: m1 - m2 - g2 (d1 - d3)
 ///
-/// Slabs: that of m1, of m2, of the first frame, of the second frame, of frame 0. A pair is fixed by its frames' numbers
-/// in the clip, and either frame can be computed alone with the same products. Pairs come before taps are merged: frame
-/// 1 reads a repeated frame 0 twice, as d0 and d1.
+/// Slabs: that of m1, of m2, of the first frame, of the second frame, of frame 0. A pair is fixed by its frames'
+/// numbers in the clip, and either frame can be computed alone with the same products. Pairs come before taps are
+/// merged: frame 1 reads a repeated frame 0 twice, as d0 and d1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pairs {
     None,

@@ -224,7 +224,8 @@ impl WeightBytes {
     }
 }
 
-/// Weights below this fraction of all weights are not worth fetching. Set by hand: all of them together are a few percent.
+/// Weights below this fraction of all weights are not worth fetching. Set by hand: all of them together are a few
+/// percent.
 const MIN_WEIGHT_SHARE: u64 = 256;
 
 /// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.

@@ -31,13 +31,14 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 /// Work items times latent frames of a slice whose rehearsals are short enough for a whole search: those of even tiles,
 /// of which three are rehearsed, in the longest slices that are tried.
 const SHORT_REHEARSAL: u64 = 3 * MAX_PLANNED_SLICE;
-/// Layers of the largest network that is published. Rehearsals of deeper ones take longer, and a search makes more of them.
+/// Layers of the largest network that is published. Rehearsals of deeper ones take longer, and a search makes more of
+/// them.
 const USUAL_LAYERS: u64 = 64;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 /// Set by hand so that every search ends within a second (`planner_grid`).
 const MAX_EFFORT: usize = 16;
-/// Tries that follow an estimate of bytes before a search bisects. Three suffice where slots are pooled: one anywhere, one
-/// where the limit should be, one beside it.
+/// Tries that follow an estimate of bytes before a search bisects. Three suffice where slots are pooled: one anywhere,
+/// one where the limit should be, one beside it.
 const MAX_GUESSES: usize = 4;
 /// Weights below this fraction of the limit are not worth a second search. Set by hand: 2.5 % of the limit.
 const MIN_WEIGHTS: u64 = 40;

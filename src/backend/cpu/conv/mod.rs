@@ -120,13 +120,14 @@ struct PatchKey {
 /// All `unsafe` of this folder rests on these:
 /// 1. **Bounds.** `CheckedConv::new` has checked that every frame, its statistics and the scratch lie in the block.
 ///    Nothing else is addressed, and `op`, block and weights are borrowed until all tasks have ended.
-/// 2. **Writes.** A task writes the pixels of its area, in the channels of its panels, of its frames; their moments; and
-///    its slot. Areas are a partition of the grid ([`OutputGrid::area`](grid::OutputGrid::area)), units and panels are
-///    partitioned by [`split_evenly`]. So no two tasks write the same bytes, whichever threads run them.
+/// 2. **Writes.** A task writes the pixels of its area, in the channels of its panels, of its frames; their moments;
+///    and its slot. Areas are a partition of the grid ([`OutputGrid::area`](grid::OutputGrid::area)), units and panels
+///    are partitioned by [`split_evenly`]. So no two tasks write the same bytes, whichever threads run them.
 /// 3. **Reads.** A task reads input frames, residuals and weights, which no task writes, and outputs that it has
 ///    written itself: sums stay there from term to term. The plan keeps outputs apart from each other and from all that
 ///    is read; the tests on symbols prove it.
-/// 4. **Slots.** Patches, components, sums and norm tables belong to a slot. The pool runs one task of a slot at a time.
+/// 4. **Slots.** Patches, components, sums and norm tables belong to a slot. The pool runs one task of a slot at a
+///    time.
 /// 5. **Statistics.** They are combined after all tasks, so each moment has been written once, by one task.
 pub(super) struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,

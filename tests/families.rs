@@ -161,6 +161,23 @@ fn latents_of_the_model_need_to_know_which_it_is() {
     assert_eq!(encoded(&vae), scaled(0.5));
 }
 
+/// A pipe beside the weights is no configuration. Opening one would wait for its other end.
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_configuration_is_not_waited_for() {
+    use std::ffi::{CString, c_char, c_int};
+    unsafe extern "C" {
+        fn mkfifo(path: *const c_char, mode: u32) -> c_int;
+    }
+    let folder = Folder::new("pipe");
+    let path = folder.file("a.safetensors", &to_bytes(&read(&golden("families/sdxl.safetensors")), 32));
+    let pipe = CString::new(path.with_file_name("config.json").to_str().unwrap()).unwrap();
+    // SAFETY: a C string that outlives the call.
+    assert_eq!(unsafe { mkfifo(pipe.as_ptr(), 0o600) }, 0);
+    let refused = Vae::open(&path).unwrap().configure("latents", "model").unwrap_err();
+    refused.says(VVAE_ERROR_ARGUMENT, &["latent_format"]);
+}
+
 #[test]
 fn a_checkpoint_that_is_almost_one_names_the_nearest_family() {
     let folder = Folder::new("nearest");

@@ -63,7 +63,7 @@ pub const EXCLUSIONS: [Exclusion; 8] = [
     },
     Exclusion {
         these: ["an offloaded output", "more than one frame"],
-        why: "its readers' caches are offloaded first, which moves less; so it was built for stills only",
+        why: "the caches of its readers are offloaded first, which moves less; only stills have none",
         are_made: |of| of.own.output != Placement::RESIDENT && !of.is_still,
     },
     Exclusion {

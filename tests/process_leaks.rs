@@ -54,13 +54,17 @@ fn load_and_unload() {
 fn leaves_nothing(what: &str, rounds: usize, round: impl Fn(usize)) {
     // A multiple of 6, so that both counts are taken after the same kind of round.
     const WARM_UP: usize = 12;
+    // What glibc counts blocks in.
+    const SMALLEST_BLOCK: usize = 16;
     let before = threads_at_rest();
     (0..WARM_UP).for_each(&round);
     let settled = allocated_bytes();
     (0..rounds).for_each(&round);
     let left = allocated_bytes() as i64 - settled as i64;
     println!("{rounds} rounds of {what}: {left} bytes left");
-    assert_eq!(left, 0, "bytes are left after {rounds} rounds of {what}");
+    // A leak in every sixth round, of the smallest block. The C library may round one block up by as much.
+    let leak = (rounds / 6 * SMALLEST_BLOCK) as i64;
+    assert!(left.abs() < leak, "{left} bytes are left after {rounds} rounds of {what}");
     assert_eq!(settled_threads(before), before, "all threads were joined");
     assert_eq!(mappings_of("small.safetensors"), 0);
 }

@@ -9,7 +9,7 @@ use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
 use common::{Buffer, Random, Vae, golden, root};
 use std::collections::BTreeMap;
 use video_vae::capi::VVAE_ERROR_ARGUMENT;
-use video_vae::model::families::FAMILIES;
+use video_vae::internals::model::families::FAMILIES;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap().flatten() {

@@ -7,9 +7,9 @@ use common::golden;
 use common::oracle::{Clip, evaluate};
 use common::safetensors::{Tensor, Tensors, read};
 use std::collections::{BTreeMap, BTreeSet};
-use video_vae::model::checkpoint::Checkpoint;
-use video_vae::model::families::{self, LatentFormat};
-use video_vae::model::graph::{Conv, FirstFrame, GraphBuilder, SpaceAxis, TimeAxis};
+use video_vae::internals::model::checkpoint::Checkpoint;
+use video_vae::internals::model::families::{self, LatentFormat};
+use video_vae::internals::model::graph::{Conv, FirstFrame, GraphBuilder, SpaceAxis, TimeAxis};
 
 /// A checkpoint and its cases, below tests/golden.
 struct Golden {

@@ -12,11 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::planner::{self, H200, published};
-use video_vae::backend::Precision;
-use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::Rates;
-use video_vae::model::{Direction, Network};
-use video_vae::plan::{Form, LayerPolicy, Memory, Placement, Plan, Target, search};
+use video_vae::internals::backend::Precision;
+use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
+use video_vae::internals::ir::Rates;
+use video_vae::internals::model::{Direction, Network};
+use video_vae::internals::plan::{Form, LayerPolicy, Memory, Placement, Plan, Target, search};
 
 /// Height, width, and (frames, limit in GiB) of each job. 0 frames are a stream; a limit of 0 is the whole device.
 type SizedJobs = (u64, u64, &'static [(u64, f64)]);

@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use common::planner::{self, H200, published};
 use common::process::processor_time;
 use common::{Random, Vae, golden};
-use video_vae::backend::cpu::{Cpu, CpuOptions};
-use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::backend::{DeviceFacts, Precision};
-use video_vae::ir::{BandPart, BandShape, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
-use video_vae::model::families::seedvr2::Sizes as ModelSizes;
-use video_vae::model::{Cone, Direction, FrameRange, Network};
-use video_vae::plan::{PlanError, Request, Spacing, Target, TileSize, search};
+use video_vae::internals::backend::cpu::{Cpu, CpuOptions};
+use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
+use video_vae::internals::backend::{DeviceFacts, Precision};
+use video_vae::internals::ir::{
+    BandPart, BandShape, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes,
+};
+use video_vae::internals::model::families::seedvr2::Sizes as ModelSizes;
+use video_vae::internals::model::{Cone, Direction, FrameRange, Network};
+use video_vae::internals::plan::{PlanError, Request, Spacing, Target, TileSize, search};
 
 /// A second on a quiet machine, where the slowest took 0.95 s, and half as long again elsewhere.
 const PLAN_LIMIT: Duration = Duration::from_millis(1500);

@@ -8,12 +8,12 @@ mod common;
 use std::sync::Arc;
 
 use common::planner::{self, DEVICE_BYTES, H200, published};
-use video_vae::backend::Precision;
-use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::Shape;
-use video_vae::model::families::kl2d;
-use video_vae::model::{Direction, Network};
-use video_vae::plan::{Request, Spacing, Target, TileSize, search};
+use video_vae::internals::backend::Precision;
+use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
+use video_vae::internals::ir::Shape;
+use video_vae::internals::model::families::kl2d;
+use video_vae::internals::model::{Direction, Network};
+use video_vae::internals::plan::{Request, Spacing, Target, TileSize, search};
 
 /// A plan may take this much longer than that of a smaller limit.
 const TOLERANCE: f64 = 1.01;

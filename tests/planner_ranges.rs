@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use common::planner::{self, H200, published};
-use video_vae::backend::Precision;
-use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::Shape;
-use video_vae::model::{Cone, Direction, FrameRange, Network};
-use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
-use video_vae::report::PlanReport;
+use video_vae::internals::backend::Precision;
+use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
+use video_vae::internals::ir::Shape;
+use video_vae::internals::model::{Cone, Direction, FrameRange, Network};
+use video_vae::internals::plan::{Next, Plan, Request, Target, op_work, search};
+use video_vae::internals::report::PlanReport;
 
 fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Request {
     let cone = Cone::new(network, FrameRange { first, end: Some(first + count) });

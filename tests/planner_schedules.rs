@@ -12,11 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::planner::{self, H200, published};
-use video_vae::backend::Precision;
-use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::{BandInput, BandTerm, FrameRef, Location, Op};
-use video_vae::model::{Direction, Network};
-use video_vae::plan::{Plan, Target, search};
+use video_vae::internals::backend::Precision;
+use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
+use video_vae::internals::ir::{BandInput, BandTerm, FrameRef, Location, Op};
+use video_vae::internals::model::{Direction, Network};
+use video_vae::internals::plan::{Plan, Target, search};
 use xxhash_rust::xxh64::xxh64;
 
 /// Frames, height, width, limit in GiB (0 is the whole device).

@@ -120,12 +120,12 @@ mod pictures {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
-    use video_vae::backend::Precision;
-    use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-    use video_vae::ir::Shape;
-    use video_vae::model::{Direction, Network};
-    use video_vae::plan::{Request, Target, search};
-    use video_vae::report::{PlanLimits, timeline};
+    use video_vae::internals::backend::Precision;
+    use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
+    use video_vae::internals::ir::Shape;
+    use video_vae::internals::model::{Direction, Network};
+    use video_vae::internals::plan::{Request, Target, search};
+    use video_vae::internals::report::{PlanLimits, timeline};
     use vvae::picture;
 
     use super::check;

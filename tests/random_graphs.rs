@@ -12,11 +12,13 @@ use common::random_graph::random_model;
 use common::safetensors::{Folder, to_bytes};
 use common::weights::random_weights;
 use common::{Random, devices};
-use video_vae::error::Error;
-use video_vae::exec::{self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session};
-use video_vae::ir::{DType, Shape, TensorDevice, View};
-use video_vae::model::{Checkpoint, Direction, Model};
-use video_vae::node;
+use video_vae::internals::error::Error;
+use video_vae::internals::exec::{
+    self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session,
+};
+use video_vae::internals::ir::{DType, Shape, TensorDevice, View};
+use video_vae::internals::model::{Checkpoint, Direction, Model};
+use video_vae::internals::node;
 
 /// Models of each kind of device. Kernels of a GPU take widths that are multiples of 16.
 const MODELS: u64 = 40;

@@ -16,7 +16,7 @@ fn documented_parameters_match_the_node_table() {
     let start = text.find("<!-- parameters").unwrap();
     let start = start + text[start..].find("-->\n").unwrap() + 4;
     let end = text.find("<!-- end of parameters -->").unwrap();
-    let expected = format!("\n{}\n", video_vae::node::markdown());
+    let expected = format!("\n{}\n", video_vae::internals::node::markdown());
     if std::env::var_os("VVAE_UPDATE_README").is_some() {
         std::fs::write(&path, [&text[..start], &expected, &text[end..]].concat()).unwrap();
         return;

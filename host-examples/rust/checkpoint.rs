@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use video_vae::ir::{FrameShape, Shape, Window};
-use video_vae::model::checkpoint::Checkpoint;
-use video_vae::model::families::seedvr2::Sizes;
-use video_vae::model::{Direction, Layer, Model, Network};
+use video_vae::internals::ir::{FrameShape, Shape, Window};
+use video_vae::internals::model::checkpoint::Checkpoint;
+use video_vae::internals::model::families::seedvr2::Sizes;
+use video_vae::internals::model::{Direction, Layer, Model, Network};
 
 use crate::Result;
 

@@ -4,8 +4,8 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use half::{bf16, f16};
-use video_vae::model::Model;
-use video_vae::model::graph::TensorShape;
+use video_vae::internals::model::Model;
+use video_vae::internals::model::graph::TensorShape;
 
 use crate::draft::Draft;
 use crate::files::safetensors;

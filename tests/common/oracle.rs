@@ -1,7 +1,7 @@
 //! Interprets a graph in f64: node by node, whole clips, plain loops. Nothing is folded, fused or cached.
 
 use super::safetensors::Tensors;
-use video_vae::model::graph::{Conv, FirstFrame, Graph, NodeOp, Norm, NormKind, SpaceAxis};
+use video_vae::internals::model::graph::{Conv, FirstFrame, Graph, NodeOp, Norm, NormKind, SpaceAxis};
 
 /// One clip, [channel, frame, row, column].
 #[derive(Debug, Clone, PartialEq)]

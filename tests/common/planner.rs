@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use video_vae::ir::{Rates, Shape};
-use video_vae::model::families::seedvr2::Sizes;
-use video_vae::model::{Cone, Direction, FrameRange, Network};
-use video_vae::plan::Request;
+use video_vae::internals::ir::{Rates, Shape};
+use video_vae::internals::model::families::seedvr2::Sizes;
+use video_vae::internals::model::{Cone, Direction, FrameRange, Network};
+use video_vae::internals::plan::Request;
 
 /// Products and memory as its kernels reach them, copies as bands do.
 pub const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };

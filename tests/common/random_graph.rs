@@ -4,9 +4,11 @@
 use std::borrow::Cow;
 
 use super::random::Random;
-use video_vae::model::families::{Family, Model};
-use video_vae::model::geometry::Geometry;
-use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use video_vae::internals::model::families::{Family, Model};
+use video_vae::internals::model::geometry::Geometry;
+use video_vae::internals::model::graph::{
+    Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis,
+};
 
 /// Only what these models need of a family.
 static RANDOM: Family = Family {

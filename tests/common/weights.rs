@@ -3,9 +3,9 @@
 use super::Random;
 use super::safetensors::{Tensor, Tensors};
 
-use video_vae::model::Model;
-pub use video_vae::model::families::seedvr2::Sizes;
-use video_vae::model::graph::TensorShape;
+use video_vae::internals::model::Model;
+pub use video_vae::internals::model::families::seedvr2::Sizes;
+use video_vae::internals::model::graph::TensorShape;
 
 /// Every tensor of a model, with random values that keep activations near 1. Norms get theirs last.
 pub fn random_weights(model: &Model, seed: u64) -> Tensors {

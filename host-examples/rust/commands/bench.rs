@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use video_vae::model::Model;
-use video_vae::model::families::FAMILIES;
+use video_vae::internals::model::Model;
+use video_vae::internals::model::families::FAMILIES;
 
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
 use crate::draft::Draft;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use video_vae::model::families::seedvr2::Sizes;
+use video_vae::internals::model::families::seedvr2::Sizes;
 
 use crate::options::Float;
 use crate::say::say;

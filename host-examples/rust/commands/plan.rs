@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ArgGroup;
 use serde_json::json;
 
-use video_vae::model::families::seedvr2::Sizes;
+use video_vae::internals::model::families::seedvr2::Sizes;
 
 use crate::draft::Draft;
 use crate::options::ModelOptions;

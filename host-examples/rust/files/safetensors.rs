@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use video_vae::safetensors as reader;
+use video_vae::internals::safetensors as reader;
 
 use crate::Result;
 

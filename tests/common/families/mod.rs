@@ -7,9 +7,9 @@ pub mod wan21;
 pub mod wan22;
 
 use std::collections::BTreeMap;
-use video_vae::model::graph::Graph;
+use video_vae::internals::model::graph::Graph;
 
-pub use video_vae::model::families::LatentScaling as Latent;
+pub use video_vae::internals::model::families::LatentScaling as Latent;
 
 /// The shapes of a checkpoint's tensors, by name.
 pub type Shapes = BTreeMap<String, Vec<u64>>;

@@ -1,8 +1,10 @@
 //! What the families of Wan share: sizes, blocks, and the change of resolution and frame rate.
 
 use super::{Shapes, axis};
-use video_vae::model::families::blocks::{AttentionStyle, Style, frame_conv};
-use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use video_vae::internals::model::families::blocks::{AttentionStyle, Style, frame_conv};
+use video_vae::internals::model::graph::{
+    Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis,
+};
 
 /// Residual blocks of an encoder level. A decoder level has one more.
 pub const LAYERS: u64 = 2;

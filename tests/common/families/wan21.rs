@@ -2,7 +2,7 @@
 
 use super::wan::{LAYERS, Sizes};
 use super::{Latent, Model, Shapes};
-use video_vae::model::graph::{Graph, GraphBuilder};
+use video_vae::internals::model::graph::{Graph, GraphBuilder};
 
 pub const LATENT: Latent = Latent::Standardised {
     mean: &[

@@ -2,7 +2,7 @@
 
 use super::wan::{Level, Sizes};
 use super::{Latent, Model, Shapes};
-use video_vae::model::graph::{Graph, GraphBuilder, NodeId};
+use video_vae::internals::model::graph::{Graph, GraphBuilder, NodeId};
 
 pub const LATENT: Latent = Latent::Standardised {
     mean: &[

@@ -66,7 +66,7 @@ pub enum Prologue {
 pub enum Norm {
     /// GroupNorm with statistics of each frame, which its producer gathers.
     Group { groups: u64 },
-    /// `x / max(|x|, 1e-12) * sqrt(C) * gamma`, with the length of a pixel's C channels. It needs no statistics.
+    /// Each pixel by the length of its channels, `x / max(|x|, 1e-12) * weight`. It needs no statistics and has no bias.
     Pixel,
 }
 
@@ -100,8 +100,8 @@ impl PairSlabs {
     }
 }
 
-/// The slab of a clip's first frame, where a layer has so many: the sum of all temporal taps. That frame has one term,
-/// and no other frame has the slab. Layers with [`Window::Same`] only.
+/// The slab of a clip's first frame, where it is a layer's last one: the sum of all temporal taps. That frame has one
+/// term, and no other frame has the slab. Layers with [`Window::Same`] only.
 pub const FIRST_FRAME_SLAB: u8 = 4;
 
 /// The shape of a convolution's weights.
@@ -129,6 +129,11 @@ pub struct ConvLayout {
 }
 
 impl ConvLayout {
+    /// Whether the last slab is [`FIRST_FRAME_SLAB`]. After frames of zeros, the first frame shares its slab with others.
+    pub const fn has_first_frame_slab(&self) -> bool {
+        matches!(self.window, Window::Same) && self.slabs == FIRST_FRAME_SLAB as u64 + 1
+    }
+
     /// Elements of one bias vector with all its phases and edges.
     pub const fn bias_elements(&self) -> u64 {
         self.cout * if matches!(self.window, Window::Up) { 16 } else { 1 }
@@ -150,6 +155,11 @@ impl WeightBlock {
 
     pub const fn columns(&self) -> u64 {
         self.outputs.end - self.outputs.start
+    }
+
+    /// The same input channels, and output channels that are so many later.
+    pub fn later_outputs(&self, by: u64) -> WeightBlock {
+        WeightBlock { outputs: self.outputs.start + by..self.outputs.end + by, ..self.clone() }
     }
 
     /// The slabs that it is a block of.
@@ -198,7 +208,7 @@ pub trait ConvSource {
     fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()>;
     /// All bias vectors.
     fn biases(&mut self, into: &mut [f32]) -> Result<()>;
-    /// Weight and bias of the norm in the prologue; not called when there is none.
+    /// Weight and bias of the norm in the prologue; not called when there is none. A bias that the norm lacks is 0.
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()>;
 }
 

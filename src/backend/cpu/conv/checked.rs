@@ -72,7 +72,7 @@ pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, precision: Precisio
 
 /// Whether the first frame of a clip is computed apart from others. Elsewhere patches are shared with it.
 fn has_first_frames(layout: &ConvLayout, precision: Precision) -> bool {
-    uses_winograd(layout, precision) && layout.slabs > u64::from(FIRST_FRAME_SLAB)
+    uses_winograd(layout, precision) && layout.has_first_frame_slab()
 }
 
 /// Whether a frame is such a frame.
@@ -180,6 +180,7 @@ impl<'a> CheckedConv<'a> {
                 width: self.grid.width,
                 channels: layout.shortcut.unwrap_or(0) as usize,
                 prologue: Prologue::None,
+                norm: layout.norm,
                 table: &[],
                 spread: self.grid.spread,
                 phase: (phase / 2, phase % 2),
@@ -191,6 +192,7 @@ impl<'a> CheckedConv<'a> {
             width: input.width as usize,
             channels: layout.cin as usize,
             prologue: layout.prologue,
+            norm: layout.norm,
             // SAFETY: by this function's contract.
             table: unsafe { self.norm_table(term, slot, table) },
             spread: 1,

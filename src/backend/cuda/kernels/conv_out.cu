@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
             return inside ? load_readonly_once(in + offset[m][half] + q * 4) : make_uint4(0, 0, 0, 0);
         };
         const auto inverse_of = [&](int m, int half) -> float& {
-            return shared.products[min((m * WARPS + warp) * 16 + half * 8 + lane / 4, PATCH_PIXELS - 1)][INVERSE_LENGTH];
+            return shared.products[(m * WARPS + warp) * 16 + half * 8 + lane / 4][INVERSE_LENGTH];
         };
         if (PIXEL) {
 #pragma unroll
@@ -200,8 +200,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
         float acc[M_BLOCKS][SPAN][N_BLOCKS][4] = {};
         uint4 next[M_BLOCKS][2];
 #pragma unroll
-        for (int i = 0; i < 2 * M_BLOCKS; ++i) next[i / 2][i % 2] = load(0, i / 2, i % 2);
+        for (int i = 0; i < 2 * M_BLOCKS; ++i)
+            if (!PIXEL) next[i / 2][i % 2] = load(0, i / 2, i % 2);
         for (int q = 0; q < groups; ++q) {
+            // Pixels that were read for their lengths are in the caches. Held ahead, they would spill.
+#pragma unroll
+            for (int i = 0; i < 2 * M_BLOCKS; ++i)
+                if (PIXEL) next[i / 2][i % 2] = load(q, i / 2, i % 2);
             UnitNorm norm;
             norm.load(shared.norm + q * GROUP_CHANNELS + t * UNIT_CHANNELS);
             uint4 value[M_BLOCKS][2];
@@ -212,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
                     return PIXEL ? normalise_unit<true>(unit, inverse_of(m, half), norm.scale) : norm.apply<true>(unit);
                 };
                 value[m][half] = offset[m][half] >= 0 ? normalised(next[m][half]) : make_uint4(0, 0, 0, 0);
-                if (q + 1 < groups) next[m][half] = load(q + 1, m, half);
+                if (!PIXEL && q + 1 < groups) next[m][half] = load(q + 1, m, half);
             }
 #pragma unroll
             for (int k = 0; k < SPAN; ++k)

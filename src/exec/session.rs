@@ -24,7 +24,7 @@ use super::{
 };
 use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Error, Result, check_cancel};
-use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
+use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
 use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
@@ -320,6 +320,10 @@ fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing
     }
     let network = |direction: Direction| -> Result<Arc<Network>> {
         let mut network = Network::new(model, direction)?.for_device(backend.profile().paired_layers());
+        if cache == CacheFormat::U8 && network.norm == Norm::Pixel {
+            let why = "cache: u8 is for models with norms of groups; this one has norms of pixels: set cache to exact";
+            return Err(Error::Argument(why.into()));
+        }
         network.geometry.packing = packing;
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,

@@ -55,10 +55,29 @@ impl Window {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Prologue {
     None,
-    /// GroupNorm by the statistics stored with the frame.
+    /// The layout's [`Norm`], by the statistics stored with the frame if it has some.
     Norm,
-    /// GroupNorm, then SiLU.
+    /// The norm, then SiLU.
     NormSilu,
+}
+
+/// The kind of a network's norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// GroupNorm with statistics of each frame, which its producer gathers.
+    Group { groups: u64 },
+    /// `x / max(|x|, 1e-12) * sqrt(C) * gamma`, with the length of a pixel's C channels. It needs no statistics.
+    Pixel,
+}
+
+impl Norm {
+    /// Groups whose statistics a frame carries.
+    pub const fn groups(self) -> u64 {
+        match self {
+            Norm::Group { groups } => groups,
+            Norm::Pixel => 0,
+        }
+    }
 }
 
 /// Slabs of pairs of output frames that share products. A frame of a pair has three terms, oldest first. Two of them
@@ -103,8 +122,8 @@ pub struct ConvLayout {
     /// Number of bias vectors a frame can choose from. With [`Window::Up`] each is 4 phases x 4 edges x `cout`;
     /// edge 0 is inside, 1 in the phase's outer row, 2 in its outer column, 3 in both.
     pub biases: u64,
-    /// Groups of the prologue's norm and of the statistics of the output.
-    pub groups: u64,
+    /// The prologue's norm, and that of whoever reads the output.
+    pub norm: Norm,
     /// The slabs of pairs, if pairs of output frames share products.
     pub pairs: Option<PairSlabs>,
 }

@@ -9,7 +9,7 @@ use super::families::Model;
 use super::geometry::{Direction, Geometry};
 use super::lower::{self, Recipes};
 use crate::error::{Error, Result};
-use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, PairedLayers, Prologue, Shape, Window};
+use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, Norm, PairedLayers, Prologue, Shape, Window};
 
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
@@ -162,7 +162,7 @@ pub enum Role {
 pub(super) struct NetworkFacts {
     pub direction: Direction,
     pub geometry: Geometry,
-    pub groups: u64,
+    pub norm: Norm,
 }
 
 #[derive(Debug, Clone)]
@@ -173,8 +173,8 @@ pub struct Network {
     pub stages: Vec<Stage>,
     /// Of each layer, who reads its output, in the order of the layers.
     readers: Vec<Vec<Reader>>,
-    /// Groups of every norm.
-    pub groups: u64,
+    /// The kind of every norm.
+    pub norm: Norm,
 }
 
 impl Network {
@@ -188,7 +188,7 @@ impl Network {
 
     /// A network of these layers.
     pub(super) fn of_layers(layers: Vec<Layer>, stages: Vec<Stage>, facts: NetworkFacts) -> Network {
-        let NetworkFacts { direction, geometry, groups } = facts;
+        let NetworkFacts { direction, geometry, norm } = facts;
         let mut readers = vec![Vec::new(); layers.len()];
         for (id, layer) in layers.iter().enumerate() {
             let added = if layer.layout.shortcut.is_some() { Role::Shortcut } else { Role::Residual };
@@ -198,7 +198,7 @@ impl Network {
                 }
             }
         }
-        Network { direction, geometry, layers, stages, readers, groups }
+        Network { direction, geometry, layers, stages, readers, norm }
     }
 
     /// The same in the form that a device computes: with pairs where its kernels share products.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::recipes::{Recipes, TimeRule};
 use super::shapes::describe;
-use crate::ir::{CacheFormat, ConvLayout, Prologue, Window};
-use crate::model::graph::{Conv, FirstFrame, Graph, Node, NodeId, NodeOp, Norm, NormKind, SpaceAxis, TimeAxis};
+use crate::ir::{CacheFormat, ConvLayout, Norm, Prologue, Window};
+use crate::model::graph::{Conv, FirstFrame, Graph, Node, NodeId, NodeOp, NormKind, SpaceAxis, TimeAxis};
 use crate::model::network::{Layer, LayerTensors, NamedWeights, Source};
 
 /// A layer, and the node whose value it writes.
@@ -18,9 +18,9 @@ pub struct Fused {
 }
 
 /// The layers of a graph, in its order.
-pub fn fuse(graph: &Graph, groups: u64) -> Result<Vec<Fused>, String> {
+pub fn fuse(graph: &Graph, norm: Norm) -> Result<Vec<Fused>, String> {
     let mut fuser =
-        Fuser { graph, groups, readers: graph.readers(), values: vec![None; graph.nodes().len()], layers: Vec::new() };
+        Fuser { graph, norm, readers: graph.readers(), values: vec![None; graph.nodes().len()], layers: Vec::new() };
     for id in 0..graph.nodes().len() {
         fuser.visit(id)?;
     }
@@ -38,7 +38,7 @@ pub fn fuse(graph: &Graph, groups: u64) -> Result<Vec<Fused>, String> {
 
 struct Fuser<'a> {
     graph: &'a Graph,
-    groups: u64,
+    norm: Norm,
     readers: Vec<usize>,
     /// Of each node, where its value is found, if it is not fused away.
     values: Vec<Option<Source>>,
@@ -93,7 +93,7 @@ impl Fuser<'_> {
             NodeOp::Add => self.fuse_addition(id)?,
             // Their readers look back at them.
             NodeOp::Conv(_)
-            | NodeOp::Norm(_)
+            | NodeOp::Norm { .. }
             | NodeOp::Silu
             | NodeOp::Attention
             | NodeOp::Unfold { .. }
@@ -223,7 +223,7 @@ impl Fuser<'_> {
             slabs: time.slabs().len() as u64,
             shortcut: None,
             biases: time.biases().len() as u64,
-            groups: self.groups,
+            norm: self.norm,
             pairs: None,
         };
         Ok(Layer {
@@ -255,9 +255,9 @@ impl Fuser<'_> {
             return Ok(Before { input, norm: None, prologue: Prologue::None, attends: false, enlarging: None });
         }
         match &self.node(id).op {
-            NodeOp::Norm(norm) => {
+            NodeOp::Norm { tensor, kind } => {
                 let before = self.plain_before(id)?;
-                Ok(Before { norm: Some(self.norm_weights(id, norm)?), prologue: Prologue::Norm, ..before })
+                Ok(Before { norm: Some(self.norm_weights(id, tensor, *kind)?), prologue: Prologue::Norm, ..before })
             }
             NodeOp::Silu => match self.before(self.input_of(id))? {
                 before if before.prologue == Prologue::Norm => Ok(Before { prologue: Prologue::NormSilu, ..before }),
@@ -287,13 +287,12 @@ impl Fuser<'_> {
         }
     }
 
-    fn norm_weights(&self, id: NodeId, norm: &Norm) -> Result<NamedWeights, String> {
-        match norm.kind {
-            NormKind::Group { groups, .. } if groups != self.groups => {
-                self.refuse(id, "its number of groups is not that of the first norm; no backend computes it yet")
-            }
+    fn norm_weights(&self, id: NodeId, tensor: &str, kind: NormKind) -> Result<NamedWeights, String> {
+        match kind {
+            _ if kind.without_parameters() != self.norm => self
+                .refuse(id, "its kind or number of groups is not that of the first norm; no backend computes it yet"),
             NormKind::Group { epsilon: 1e-6, .. } => {
-                Ok(NamedWeights { name: norm.tensor.clone(), shape: vec![self.node(id).channels], scale: 1.0 })
+                Ok(NamedWeights { name: tensor.to_owned(), shape: vec![self.node(id).channels], scale: 1.0 })
             }
             NormKind::Group { .. } | NormKind::Pixel { .. } => self.refuse(id, "no backend computes its kind yet"),
         }

@@ -331,11 +331,21 @@ pub fn division(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::Prologue;
+    use crate::ir::{Norm, Prologue};
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
         let prologue = Prologue::NormSilu;
-        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: None }
+        ConvLayout {
+            cin,
+            cout,
+            window,
+            prologue,
+            slabs: 3,
+            shortcut: None,
+            biases: 1,
+            norm: Norm::Group { groups: 1 },
+            pairs: None,
+        }
     }
 
     #[test]

@@ -296,7 +296,8 @@ fn pack_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], 
 }
 
 fn check(layout: &ConvLayout) -> Result<()> {
-    let grouped = layout.prologue == Prologue::None || (layout.groups > 0 && layout.cin.is_multiple_of(layout.groups));
+    let grouped = layout.prologue == Prologue::None
+        || (layout.norm.groups() > 0 && layout.cin.is_multiple_of(layout.norm.groups()));
     let sized = layout.cin > 0 && layout.cout > 0 && layout.shortcut != Some(0);
     if sized && grouped && layout.biases > 0 {
         return Ok(());

@@ -119,7 +119,7 @@ impl ConvWork {
         let shortcut = whole.with_channels(layout.shortcut.unwrap_or(0));
         let (mut places, mut filled) = (Frames { end: 0 }, Vec::new());
         let mut fill = |bytes: Vec<u8>| {
-            let at = places.take(bytes.len() as u64 + layout.groups * 8);
+            let at = places.take(bytes.len() as u64 + layout.norm.groups() * 8);
             filled.push((at, bytes));
             at
         };
@@ -177,7 +177,7 @@ impl Norm {
     }
 
     pub fn run(&self, block: &SharedBytes, from: u64, to: u64, pixels: u64, statistics: DeviceOffset) {
-        let (channels, groups) = (self.layout.cin as usize, self.layout.groups as usize);
+        let (channels, groups) = (self.layout.cin as usize, self.layout.norm.groups() as usize);
         let statistics = block.floats(statistics.0, 2 * groups as u64);
         let [gamma, beta] = self.weights.norm();
         let mut values = block.floats(from, pixels * channels as u64);

@@ -100,10 +100,6 @@ impl PairSlabs {
     }
 }
 
-/// The slab of a clip's first frame, where a layer has so many: the sum of all temporal taps. That frame has one term,
-/// and no other frame has the slab. Layers with [`Window::Same`] only.
-pub const FIRST_FRAME_SLAB: u8 = 4;
-
 /// The shape of a convolution's weights.
 ///
 /// A convolution over time is a sum of convolutions of single frames, each with a *slab* of weights of its own. Which
@@ -129,6 +125,13 @@ pub struct ConvLayout {
 }
 
 impl ConvLayout {
+    /// The slab of a clip's first frame, where that has one of its own: the sum of all temporal taps. The frame has one
+    /// term, and no other frame has the slab. It comes after those of the steady state.
+    pub fn first_frame_slab(&self) -> Option<u8> {
+        const STEADY_SLABS: u64 = 4;
+        (self.window == Window::Same && self.slabs > STEADY_SLABS).then_some(STEADY_SLABS as u8)
+    }
+
     /// Elements of one bias vector with all its phases and edges.
     pub const fn bias_elements(&self) -> u64 {
         self.cout * if matches!(self.window, Window::Up) { 16 } else { 1 }

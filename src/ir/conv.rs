@@ -66,7 +66,7 @@ pub enum Prologue {
 pub enum Norm {
     /// GroupNorm with statistics of each frame, which its producer gathers.
     Group { groups: u64 },
-    /// `x / max(|x|, 1e-12) * sqrt(C) * gamma`, with the length of a pixel's C channels. It needs no statistics.
+    /// Each pixel by the length of its channels, `x / max(|x|, 1e-12) * weight`. It needs no statistics and has no bias.
     Pixel,
 }
 
@@ -126,10 +126,11 @@ pub struct ConvLayout {
 
 impl ConvLayout {
     /// The slab of a clip's first frame, where that has one of its own: the sum of all temporal taps. The frame has one
-    /// term, and no other frame has the slab. It comes after those of the steady state.
+    /// term, and no other frame has the slab. It comes after those of the steady state. After frames of zeros, the first
+    /// frame shares its slab with others.
     pub fn first_frame_slab(&self) -> Option<u8> {
         const STEADY_SLABS: u64 = 4;
-        (self.window == Window::Same && self.slabs > STEADY_SLABS).then_some(STEADY_SLABS as u8)
+        (self.window == Window::Same && self.slabs == STEADY_SLABS + 1).then_some(STEADY_SLABS as u8)
     }
 
     /// Elements of one bias vector with all its phases and edges.
@@ -153,6 +154,11 @@ impl WeightBlock {
 
     pub const fn columns(&self) -> u64 {
         self.outputs.end - self.outputs.start
+    }
+
+    /// The same input channels, and output channels that are so many later.
+    pub fn later_outputs(&self, by: u64) -> WeightBlock {
+        WeightBlock { outputs: self.outputs.start + by..self.outputs.end + by, ..self.clone() }
     }
 
     /// The slabs that it is a block of.
@@ -201,7 +207,7 @@ pub trait ConvSource {
     fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()>;
     /// All bias vectors.
     fn biases(&mut self, into: &mut [f32]) -> Result<()>;
-    /// Weight and bias of the norm in the prologue; not called when there is none.
+    /// Weight and bias of the norm in the prologue; not called when there is none. A bias that the norm lacks is 0.
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()>;
 }
 

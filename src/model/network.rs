@@ -18,7 +18,8 @@ pub struct NamedWeights {
     pub name: String,
     /// Shape of the weight. The bias has its first dimension.
     pub shape: Vec<u64>,
-    /// What both are multiplied by.
+    /// How many of the first outputs are multiplied by `scale`, with their biases.
+    pub scaled: u64,
     pub scale: f64,
 }
 
@@ -27,6 +28,17 @@ impl NamedWeights {
     pub fn tensors(&self) -> [(String, &[u64]); 2] {
         [(format!("{}.weight", self.name), &self.shape), (format!("{}.bias", self.name), &self.shape[..1])]
     }
+}
+
+/// The tensors of a norm in a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NormTensors {
+    WeightAndBias(NamedWeights),
+    /// A weight alone, under its whole name.
+    Gamma {
+        name: String,
+        shape: Vec<u64>,
+    },
 }
 
 /// Where a layer's input comes from.
@@ -62,7 +74,7 @@ pub struct Layer {
     /// What is added to its sum: as it is, or through a shortcut if the layout has one.
     pub addend: Option<Source>,
     /// The norm before it.
-    pub norm: Option<NamedWeights>,
+    pub norm: Option<NormTensors>,
     pub tensors: LayerTensors,
     /// Whether a norm reads this layer's output.
     pub statistics: bool,

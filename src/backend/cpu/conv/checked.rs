@@ -178,6 +178,7 @@ impl<'a> CheckedConv<'a> {
                 width: self.grid.width,
                 channels: layout.shortcut.unwrap_or(0) as usize,
                 prologue: Prologue::None,
+                norm: layout.norm,
                 table: &[],
                 spread: self.grid.spread,
                 phase: (phase / 2, phase % 2),
@@ -189,6 +190,7 @@ impl<'a> CheckedConv<'a> {
             width: input.width as usize,
             channels: layout.cin as usize,
             prologue: layout.prologue,
+            norm: layout.norm,
             // SAFETY: by this function's contract.
             table: unsafe { self.norm_table(term, slot, table) },
             spread: 1,

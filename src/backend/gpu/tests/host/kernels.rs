@@ -182,9 +182,15 @@ impl Norm {
         let [gamma, beta] = self.weights.norm();
         let mut values = block.floats(from, pixels * channels as u64);
         for pixel in values.chunks_mut(channels) {
+            let length = pixel.iter().map(|value| value * value).sum::<f32>().sqrt().max(1e-12);
             for (c, value) in pixel.iter_mut().enumerate() {
-                let group = c / (channels / groups);
-                let normal = (*value - statistics[2 * group]) * (gamma[c] * statistics[2 * group + 1]) + beta[c];
+                let normal = match self.layout.norm {
+                    crate::ir::Norm::Group { groups } => {
+                        let group = c / (channels / groups as usize);
+                        (*value - statistics[2 * group]) * (gamma[c] * statistics[2 * group + 1]) + beta[c]
+                    }
+                    crate::ir::Norm::Pixel => *value / length * gamma[c],
+                };
                 let silu = self.layout.prologue == Prologue::NormSilu;
                 *value = if silu { normal / (1.0 + (-normal).exp()) } else { normal };
             }

@@ -7,59 +7,17 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("diffusers")
 
 import video_vae.torch as ours  # noqa: E402
+from tiny_checkpoints import TINY, both, close  # noqa: E402
 from video_vae import CheckpointError  # noqa: E402
-
-LEVELS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
-IMAGE = {**LEVELS, "block_out_channels": [32, 32, 64, 64], "layers_per_block": 1, "norm_num_groups": 32}
-
-# Arguments of diffusers' classes by name.
-TINY = {
-    "sdxl": ("AutoencoderKL", {**IMAGE, "latent_channels": 4, "scaling_factor": 0.13025}),
-    "flux": (
-        "AutoencoderKL",
-        {
-            **IMAGE,
-            "latent_channels": 16,
-            "scaling_factor": 0.3611,
-            "shift_factor": 0.1159,
-            "use_quant_conv": False,
-            "use_post_quant_conv": False,
-        },
-    ),
-    "flux2": ("AutoencoderKLFlux2", {**IMAGE, "latent_channels": 8, "decoder_block_out_channels": [32, 64, 32, 32]}),
-}
-
-
-def randomise(module) -> None:
-    """Weights that keep activations near 1."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, value in [*module.named_parameters(), *module.named_buffers()]:
-            if not value.is_floating_point():
-                continue
-            noise = torch.randn(value.shape, generator=generator)
-            if name.endswith("running_var"):
-                value.copy_(1 + noise.abs())
-            elif value.ndim > 1 and "gamma" not in name:
-                value.copy_(noise * value[0].numel() ** -0.5)
-            elif name.endswith(("weight", "gamma")):
-                value.copy_(1 + 0.1 * noise)
-            else:
-                value.copy_(0.1 * noise)
-
 
 @pytest.fixture(scope="module", params=TINY)
 def pair(request, tmp_path_factory):
     """Diffusers' module and ours, of the same folder."""
-    name, arguments = TINY[request.param]
-    theirs = getattr(diffusers, name)(**arguments).eval()
-    randomise(theirs)
     folder = tmp_path_factory.mktemp(request.param)
-    theirs.save_pretrained(folder)
-    return theirs, getattr(ours, name).from_pretrained(folder), folder
+    return (*both(request.param, folder), folder)
 
 
 def is_image(module) -> bool:
@@ -72,11 +30,6 @@ def pixels(module, *batch_frames_size, seed=1):
     shape = (batch, height, width) if is_image(module) else (batch, frames, height, width)
     values = np.random.default_rng(seed).uniform(-1, 1, (shape[0], module.video_vae.model.pixel_channels, *shape[1:]))
     return torch.from_numpy(values.astype("f4"))
-
-
-def close(found, right) -> None:
-    assert found.shape == right.shape and found.dtype == right.dtype
-    assert (found - right).abs().max() <= 1e-4 * max(1.0, float(right.abs().max()))
 
 
 @pytest.mark.parametrize("batch, frames", [(1, 1), (2, 5)])

@@ -106,7 +106,7 @@ fn goldens_match_in_the_latents_of_the_diffusion_model() {
     });
 }
 
-const CASES: [(&str, &str); 10] = [
+const CASES: [(&str, &str); 13] = [
     ("small", "small-image"),
     ("small", "small-clip5"),
     ("small", "small-clip17"),
@@ -117,6 +117,9 @@ const CASES: [(&str, &str); 10] = [
     ("families/sdxl", "families/sdxl-batch2"),
     ("families/flux", "families/flux-a"),
     ("families/flux2", "families/flux2-a"),
+    ("families/wan21", "families/wan21-image"),
+    ("families/wan21", "families/wan21-clip9"),
+    ("families/wan21", "families/wan21-clip17"),
 ];
 
 #[test]

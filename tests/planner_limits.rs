@@ -77,7 +77,7 @@ fn a_large_image_is_decoded_without_tiles_within_8_gib() {
     for published in kl2d::FAMILY.published {
         let (name, model) = (published.name, (published.model)());
         let network = Arc::new(Network::new(&model, Direction::Decode).unwrap().for_device(profile.paired_layers()));
-        let target = Target::new(profile, &sizes, network.groups);
+        let target = Target::new(profile, &sizes, network.norm.groups());
         let input = Shape::new(1, model.geometry.latent_channels, 1, 512, 512);
         let request = |gib: u64| Request { limit: gib << 30, allow_tiles: false, ..planner::request(&network, input) };
         let [tight, whole] = [8, 64].map(|gib| search(&request(gib), &target).unwrap_or_else(|_| panic!("{name}")));

@@ -84,7 +84,7 @@ fn layout(model: &Model, dtype: Dtype) -> (Vec<TensorShape>, Vec<u8>) {
     let bytes = |shape: &[u64]| shape.iter().product::<u64>() * dtype.bytes() as u64;
     let entry = |TensorShape { name, shape }: &TensorShape| (name.clone(), dtype.name(), shape.clone(), bytes(shape));
     let entries: Vec<_> = tensors.iter().map(entry).collect();
-    let groups = model.encoder.norm_groups().unwrap_or(1);
+    let groups = model.encoder.norm().map_or(1, |norm| norm.groups());
     let header = safetensors::header(&entries, &[("norm_num_groups", groups.to_string())], 0);
     (tensors, header)
 }

@@ -150,7 +150,7 @@ impl<B: Backend> Engine<B> {
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
     fn target(&self, cancel: &AtomicBool) -> Result<Target<'_>> {
-        let (mut profile, groups) = (self.profile(cancel)?, self.coders[0].network.groups);
+        let (mut profile, groups) = (self.profile(cancel)?, self.coders[0].network.norm.groups());
         profile.rates = self.settings.rates.or(profile.rates);
         Ok(Target::new(profile, self.backend.sizes(), groups))
     }

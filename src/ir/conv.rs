@@ -55,10 +55,29 @@ impl Window {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Prologue {
     None,
-    /// GroupNorm by the statistics stored with the frame.
+    /// The layout's [`Norm`], by the statistics stored with the frame if it has some.
     Norm,
-    /// GroupNorm, then SiLU.
+    /// The norm, then SiLU.
     NormSilu,
+}
+
+/// The kind of a network's norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// GroupNorm with statistics of each frame, which its producer gathers.
+    Group { groups: u64 },
+    /// Each pixel by the length of its channels, `x / max(|x|, 1e-12) * weight`. It needs no statistics and has no bias.
+    Pixel,
+}
+
+impl Norm {
+    /// Groups whose statistics a frame carries.
+    pub const fn groups(self) -> u64 {
+        match self {
+            Norm::Group { groups } => groups,
+            Norm::Pixel => 0,
+        }
+    }
 }
 
 /// Slabs of pairs of output frames that share products. A frame of a pair has three terms, oldest first. Two of them
@@ -81,8 +100,8 @@ impl PairSlabs {
     }
 }
 
-/// The slab of a clip's first frame, where a layer has so many: the sum of all temporal taps. That frame has one term,
-/// and no other frame has the slab. Layers with [`Window::Same`] only.
+/// The slab of a clip's first frame, where it is a layer's last one: the sum of all temporal taps. That frame has one
+/// term, and no other frame has the slab. Layers with [`Window::Same`] only.
 pub const FIRST_FRAME_SLAB: u8 = 4;
 
 /// The shape of a convolution's weights.
@@ -103,13 +122,18 @@ pub struct ConvLayout {
     /// Number of bias vectors a frame can choose from. With [`Window::Up`] each is 4 phases x 4 edges x `cout`;
     /// edge 0 is inside, 1 in the phase's outer row, 2 in its outer column, 3 in both.
     pub biases: u64,
-    /// Groups of the prologue's norm and of the statistics of the output.
-    pub groups: u64,
+    /// The prologue's norm, and that of whoever reads the output.
+    pub norm: Norm,
     /// The slabs of pairs, if pairs of output frames share products.
     pub pairs: Option<PairSlabs>,
 }
 
 impl ConvLayout {
+    /// Whether the last slab is [`FIRST_FRAME_SLAB`]. After frames of zeros, the first frame shares its slab with others.
+    pub const fn has_first_frame_slab(&self) -> bool {
+        matches!(self.window, Window::Same) && self.slabs == FIRST_FRAME_SLAB as u64 + 1
+    }
+
     /// Elements of one bias vector with all its phases and edges.
     pub const fn bias_elements(&self) -> u64 {
         self.cout * if matches!(self.window, Window::Up) { 16 } else { 1 }
@@ -131,6 +155,11 @@ impl WeightBlock {
 
     pub const fn columns(&self) -> u64 {
         self.outputs.end - self.outputs.start
+    }
+
+    /// The same input channels, and output channels that are so many later.
+    pub fn later_outputs(&self, by: u64) -> WeightBlock {
+        WeightBlock { outputs: self.outputs.start + by..self.outputs.end + by, ..self.clone() }
     }
 
     /// The slabs that it is a block of.
@@ -179,7 +208,7 @@ pub trait ConvSource {
     fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()>;
     /// All bias vectors.
     fn biases(&mut self, into: &mut [f32]) -> Result<()>;
-    /// Weight and bias of the norm in the prologue; not called when there is none.
+    /// Weight and bias of the norm in the prologue; not called when there is none. A bias that the norm lacks is 0.
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()>;
 }
 

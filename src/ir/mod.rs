@@ -15,7 +15,8 @@ mod tensor_op;
 mod view;
 
 pub use conv::{
-    ConvLayout, ConvSource, EachSlab, FIRST_FRAME_SLAB, LayerId, PairSlabs, Prologue, WeightBlock, WeightPart, Window,
+    ConvLayout, ConvSource, EachSlab, FIRST_FRAME_SLAB, LayerId, Norm, PairSlabs, Prologue, WeightBlock, WeightPart,
+    Window,
 };
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};

@@ -20,6 +20,7 @@ impl Direction {
 /// How video and latents correspond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
+    /// Of video that is encoded. A decoder may give another number.
     pub pixel_channels: u64,
     pub latent_channels: u64,
     /// Pixels of video per pixel of latent, in rows and columns alike.

@@ -1,6 +1,8 @@
 //! A network as a paper draws it: nodes and edges, with the names of tensors. Families build graphs, `lower` compiles
 //! them, the tests' oracle interprets them. Knows no layer, no plan and no device.
 
+use crate::ir::Norm;
+
 /// Index of a node in its graph. A node stands for the value that it computes.
 pub type NodeId = usize;
 
@@ -24,7 +26,11 @@ pub struct Node {
 pub enum NodeOp {
     Input,
     Conv(Conv),
-    Norm(Norm),
+    Norm {
+        /// The tensor without its last part.
+        tensor: String,
+        kind: NormKind,
+    },
     /// `x * sigmoid(x)`.
     Silu,
     /// The sum of two values of one shape.
@@ -107,13 +113,6 @@ pub struct SpaceAxis {
     pub padding: [u64; 2],
 }
 
-#[derive(Debug, Clone, PartialEq)]
-pub struct Norm {
-    /// The tensor without its last part.
-    pub tensor: String,
-    pub kind: NormKind,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NormKind {
     /// GroupNorm with statistics of each frame; tensors `.weight` and `.bias`.
@@ -128,6 +127,15 @@ pub enum NormKind {
 pub struct TensorShape {
     pub name: String,
     pub shape: Vec<u64>,
+}
+
+impl NormKind {
+    pub const fn without_parameters(self) -> Norm {
+        match self {
+            NormKind::Group { groups, .. } => Norm::Group { groups },
+            NormKind::Pixel { .. } => Norm::Pixel,
+        }
+    }
 }
 
 impl TimeAxis {
@@ -166,10 +174,10 @@ impl Node {
                 };
                 conv.tensors.iter().flat_map(both).collect()
             }
-            NodeOp::Norm(Norm { tensor: name, kind: NormKind::Group { .. } }) => {
+            NodeOp::Norm { tensor: name, kind: NormKind::Group { .. } } => {
                 ["weight", "bias"].map(|part| tensor(format!("{name}.{part}"), &[cin])).into()
             }
-            NodeOp::Norm(Norm { tensor: name, kind: NormKind::Pixel { trailing_axes } }) => {
+            NodeOp::Norm { tensor: name, kind: NormKind::Pixel { trailing_axes } } => {
                 let shape: Vec<u64> = [cin].into_iter().chain(std::iter::repeat_n(1, *trailing_axes)).collect();
                 vec![tensor(format!("{name}.gamma"), &shape)]
             }
@@ -202,10 +210,10 @@ impl Graph {
         self.nodes.iter().flat_map(of).collect()
     }
 
-    /// Groups of the first group norm, which all share.
-    pub fn norm_groups(&self) -> Option<u64> {
+    /// The kind of the first norm, which all share.
+    pub fn norm(&self) -> Option<Norm> {
         self.nodes.iter().find_map(|node| match node.op {
-            NodeOp::Norm(Norm { kind: NormKind::Group { groups, .. }, .. }) => Some(groups),
+            NodeOp::Norm { kind, .. } => Some(kind.without_parameters()),
             _ => None,
         })
     }
@@ -247,7 +255,7 @@ impl GraphBuilder {
     }
 
     pub fn norm(&mut self, x: NodeId, tensor: impl Into<String>, kind: NormKind) -> NodeId {
-        self.push(NodeOp::Norm(Norm { tensor: tensor.into(), kind }), &[x], self.channels(x))
+        self.push(NodeOp::Norm { tensor: tensor.into(), kind }, &[x], self.channels(x))
     }
 
     pub fn silu(&mut self, x: NodeId) -> NodeId {

@@ -9,7 +9,7 @@ use super::families::Model;
 use super::geometry::{Direction, Geometry};
 use super::lower::{self, Recipes};
 use crate::error::{Error, Result};
-use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, PairedLayers, Prologue, Shape, Window};
+use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, Norm, PairedLayers, Prologue, Shape, Window};
 
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,7 +18,8 @@ pub struct NamedWeights {
     pub name: String,
     /// Shape of the weight. The bias has its first dimension.
     pub shape: Vec<u64>,
-    /// What both are multiplied by.
+    /// How many of the first outputs are multiplied by `scale`, with their biases.
+    pub scaled: u64,
     pub scale: f64,
 }
 
@@ -27,6 +28,17 @@ impl NamedWeights {
     pub fn tensors(&self) -> [(String, &[u64]); 2] {
         [(format!("{}.weight", self.name), &self.shape), (format!("{}.bias", self.name), &self.shape[..1])]
     }
+}
+
+/// The tensors of a norm in a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NormTensors {
+    WeightAndBias(NamedWeights),
+    /// A weight alone, under its whole name.
+    Gamma {
+        name: String,
+        shape: Vec<u64>,
+    },
 }
 
 /// Where a layer's input comes from.
@@ -62,7 +74,7 @@ pub struct Layer {
     /// What is added to its sum: as it is, or through a shortcut if the layout has one.
     pub addend: Option<Source>,
     /// The norm before it.
-    pub norm: Option<NamedWeights>,
+    pub norm: Option<NormTensors>,
     pub tensors: LayerTensors,
     /// Whether a norm reads this layer's output.
     pub statistics: bool,
@@ -162,7 +174,7 @@ pub enum Role {
 pub(super) struct NetworkFacts {
     pub direction: Direction,
     pub geometry: Geometry,
-    pub groups: u64,
+    pub norm: Norm,
 }
 
 #[derive(Debug, Clone)]
@@ -173,8 +185,8 @@ pub struct Network {
     pub stages: Vec<Stage>,
     /// Of each layer, who reads its output, in the order of the layers.
     readers: Vec<Vec<Reader>>,
-    /// Groups of every norm.
-    pub groups: u64,
+    /// The kind of every norm.
+    pub norm: Norm,
 }
 
 impl Network {
@@ -188,7 +200,7 @@ impl Network {
 
     /// A network of these layers.
     pub(super) fn of_layers(layers: Vec<Layer>, stages: Vec<Stage>, facts: NetworkFacts) -> Network {
-        let NetworkFacts { direction, geometry, groups } = facts;
+        let NetworkFacts { direction, geometry, norm } = facts;
         let mut readers = vec![Vec::new(); layers.len()];
         for (id, layer) in layers.iter().enumerate() {
             let added = if layer.layout.shortcut.is_some() { Role::Shortcut } else { Role::Residual };
@@ -198,7 +210,7 @@ impl Network {
                 }
             }
         }
-        Network { direction, geometry, layers, stages, readers, groups }
+        Network { direction, geometry, layers, stages, readers, norm }
     }
 
     /// The same in the form that a device computes: with pairs where its kernels share products.

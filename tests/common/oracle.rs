@@ -1,7 +1,7 @@
 //! Interprets a graph in f64: node by node, whole clips, plain loops. Nothing is folded, fused or cached.
 
 use super::safetensors::Tensors;
-use video_vae::internals::model::graph::{Conv, FirstFrame, Graph, NodeOp, Norm, NormKind, SpaceAxis};
+use video_vae::internals::model::graph::{Conv, FirstFrame, Graph, NodeOp, NormKind, SpaceAxis};
 
 /// One clip, [channel, frame, row, column].
 #[derive(Debug, Clone, PartialEq)]
@@ -95,13 +95,11 @@ fn compute(op: &NodeOp, channels: usize, tensors: &Tensors, inputs: &[&Clip]) ->
     match *op {
         NodeOp::Input => unreachable!("an input is given"),
         NodeOp::Conv(ref conv) => convolve(conv, tensors, x),
-        NodeOp::Norm(Norm { ref tensor, kind: NormKind::Group { groups, epsilon } }) => {
+        NodeOp::Norm { ref tensor, kind: NormKind::Group { groups, epsilon } } => {
             let [gamma, beta] = ["weight", "bias"].map(|part| values(tensors, tensor, part));
             group_norm(x, groups as usize, epsilon, &gamma, &beta)
         }
-        NodeOp::Norm(Norm { ref tensor, kind: NormKind::Pixel { .. } }) => {
-            pixel_norm(x, &values(tensors, tensor, "gamma"))
-        }
+        NodeOp::Norm { ref tensor, kind: NormKind::Pixel { .. } } => pixel_norm(x, &values(tensors, tensor, "gamma")),
         NodeOp::Silu => x.clone().map(|v| v / (1.0 + (-v).exp())),
         NodeOp::Add => x.clone().add(inputs[1]),
         NodeOp::Attention => attention(x),

@@ -1,5 +1,5 @@
-//! GroupNorm: statistics gathered by one convolution, applied in the prologue of the next.
-//! Statistics are summed per area and combined in a fixed order, so threads change no bit of them.
+//! GroupNorm: statistics gathered by one convolution, applied in the prologue of the next. They are summed per area and
+//! combined in a fixed order, so threads change no bit of them. And the norm of each pixel, which needs none.
 //! Must not know how a convolution is divided.
 
 use super::element::Element;
@@ -78,17 +78,51 @@ pub(super) fn statistics(moments: &[Moments], pixels: &[usize], phases: usize, c
     }
 }
 
-/// Fills `into` with the mean, scale and shift of each channel: three rows, each padded to whole blocks.
+/// Fills `into` with the mean, scale and shift of each channel: three rows, each padded to whole blocks. Without
+/// statistics, pixels come [divided by their length](reciprocal_length).
 pub(super) fn fill_table(into: &mut [f32], statistics: &[f32], gamma: &[f32], beta: &[f32]) {
     let (channels, padded) = (gamma.len(), into.len() / 3);
-    let per_group = channels / (statistics.len() / 2);
     into.fill(0.0);
+    if statistics.is_empty() {
+        into[padded..][..channels].copy_from_slice(gamma);
+        return;
+    }
+    let per_group = channels / (statistics.len() / 2);
     for c in 0..channels {
         let group = c / per_group;
         into[c] = statistics[2 * group];
         into[padded + c] = gamma[c] * statistics[2 * group + 1];
         into[2 * padded + c] = beta[c];
     }
+}
+
+/// Partial sums of a pixel's length. Their number is fixed, so that no vector width changes a bit.
+const LENGTH_SUMS: usize = 16;
+/// The least length that a pixel is divided by.
+const LEAST_LENGTH: f32 = 1e-12;
+
+/// The factor that brings a pixel to length 1.
+///
+/// # Safety
+/// `pixel` has so many channels.
+#[inline(always)]
+pub(super) unsafe fn reciprocal_length<E: Element>(pixel: *const E, channels: usize) -> f32 {
+    let mut sums = [0.0_f32; LENGTH_SUMS];
+    for first in (0..channels).step_by(LENGTH_SUMS) {
+        for (i, sum) in sums.iter_mut().enumerate().take(channels - first) {
+            // SAFETY: by this function's contract.
+            let value = unsafe { *pixel.add(first + i) }.value();
+            *sum += value * value;
+        }
+    }
+    let mut half = LENGTH_SUMS / 2;
+    while half > 0 {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+        }
+        half /= 2;
+    }
+    1.0 / sums[0].sqrt().max(LEAST_LENGTH)
 }
 
 /// Mean, scale and shift of one vector of channels; zeros without a norm.

@@ -12,7 +12,7 @@ mod rates;
 mod simd;
 
 use super::*;
-use crate::ir::{AttentionOp, ConvFrame, DeviceOffset, PartialSums, Prologue, Term, Window};
+use crate::ir::{AttentionOp, ConvFrame, DeviceOffset, Norm, PartialSums, Prologue, Term, Window};
 use crate::testing::Lcg;
 
 fn cpu(instructions: Instructions, threads: usize) -> Cpu {

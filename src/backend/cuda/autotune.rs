@@ -16,8 +16,8 @@ use super::{Cuda, JobMemory};
 use crate::backend::{DeviceAllocator, DeviceFacts, Execution, Note, RunArgs, Stop, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
-    Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, Offsets, Op, PairCosts, PairSlabs,
-    PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
+    Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Norm, NormaliseOp, Offsets, Op, PairCosts,
+    PairSlabs, PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
 };
 
 /// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
@@ -149,7 +149,7 @@ fn layout(channels: u64, pairs: bool) -> ConvLayout {
         slabs: if pairs { 4 } else { 3 },
         shortcut: None,
         biases: 1,
-        groups: GROUPS,
+        norm: Norm::Group { groups: GROUPS },
         pairs: pairs.then_some(PAIRS),
     }
 }

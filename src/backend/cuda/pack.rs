@@ -320,7 +320,7 @@ pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Vec<f3
 mod tests {
     use super::*;
     use crate::backend::cuda::launch::tiling::PAIRS;
-    use crate::ir::Prologue;
+    use crate::ir::{Norm, Prologue};
     use crate::testing::{CutSlabs, SlabSource};
 
     /// Weights that are their own index, counted from 1.
@@ -337,7 +337,7 @@ mod tests {
             slabs: 1,
             shortcut: None,
             biases: 1,
-            groups: 1,
+            norm: Norm::Group { groups: 1 },
             pairs: None,
         }
     }

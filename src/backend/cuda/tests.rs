@@ -21,7 +21,7 @@ use crate::backend::tests::*;
 use crate::backend::{Callbacks, Execution};
 use crate::error::Error;
 use crate::ir::{
-    AttentionOp, BlendTile, ConvFrame, ConvOp, DType, DeviceOffset, Fades, FrameShape, NormaliseOp, Offsets, Op,
+    AttentionOp, BlendTile, ConvFrame, ConvOp, DType, DeviceOffset, Fades, FrameShape, Norm, NormaliseOp, Offsets, Op,
     PartialSums, PartialSumsOut, Prologue, StoreTensor, TensorDevice, View, Window,
 };
 use crate::testing::{Lcg, SlabSource};
@@ -118,10 +118,10 @@ fn run<B: RawMemory>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let output = layout.window.output(input, layout.cout);
     let shortcut_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
     let point = self::layout(input.channels, input.channels, Window::Point, Prologue::None);
-    let first = ConvLayout { slabs: 1, biases: 1, groups: layout.groups, ..point };
+    let first = ConvLayout { slabs: 1, biases: 1, norm: layout.norm, ..point };
     let makes_input = input.channels > 3;
     let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
-    let mut take = |shape: FrameShape| places.frames(sizes.frame_bytes(shape, layout.groups), 3);
+    let mut take = |shape: FrameShape| places.frames(sizes.frame_bytes(shape, layout.norm.groups()), 3);
     let (raw, made, normalised) = (take(input), take(input), take(input));
     let (shortcut, residual, out) = (take(shortcut_shape), take(output), take(output));
     let staging = [input, output, shortcut_shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap();
@@ -250,8 +250,12 @@ fn attention_matches_the_cpu() {
 /// Two tiles into a frame, divided by the sum of their fades.
 fn blended<B: RawMemory>(backend: &B) -> Vec<f32> {
     let (tile, deep, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(5, 7, 8), FrameShape::new(8, 7, 3));
-    let layout =
-        |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };
+    let layout = |cout, window, prologue| ConvLayout {
+        slabs: 1,
+        biases: 1,
+        norm: Norm::Group { groups: 2 },
+        ..layout(8, cout, window, prologue)
+    };
     let (first, layout) = (layout(8, Window::Point, Prologue::None), layout(3, Window::Same, Prologue::NormSilu));
     let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
     let [raw, source, from, canvas] = [deep, deep, tile, whole].map(|shape| places.take(sizes.frame_bytes(shape, 2)));
@@ -337,7 +341,7 @@ fn norm_in_place_matches_another_place_bit_for_bit() {
         let mut job = KernelJob::new(cuda, places, Room { staging: sizes.staging_bytes(shape), ..Room::default() });
         let statistics: Vec<u8> = (0..2 * groups).flat_map(|i| (0.5 + i as f32 / 100.0).to_le_bytes()).collect();
         for prologue in [Prologue::Norm, Prologue::NormSilu] {
-            let layout = ConvLayout { groups, ..layout(64, 64, Window::Same, prologue) };
+            let layout = ConvLayout { norm: Norm::Group { groups }, ..layout(64, 64, Window::Same, prologue) };
             let weights = [prepare(cuda, &layout, 3)];
             job.load_random(&mut Lcg(8), shape, &frames[..2]);
             frames[..2]

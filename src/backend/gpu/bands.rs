@@ -256,7 +256,7 @@ impl<G: GpuApi> BandedConv<'_, G> {
         let copies = saved.map(|(from, to)| match from {
             BandSource::Fresh(FrameRef::Resident(frame)) => {
                 let from = frame.0 + sizes.data_bytes(op.input);
-                Ok(RowCopy { from, to: to.0, bytes: sizes.statistics_bytes(op.layout.groups) })
+                Ok(RowCopy { from, to: to.0, bytes: sizes.statistics_bytes(op.layout.norm.groups()) })
             }
             _ => Err(Error::Internal("statistics are to be saved that are saved already".into())),
         });

@@ -74,7 +74,7 @@ pub mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{Prologue, Window};
+    use crate::ir::{Norm, Prologue, Window};
 
     #[test]
     fn launches_cover_every_piece_once_and_keep_the_limit() {
@@ -106,7 +106,7 @@ mod tests {
             slabs: 4,
             shortcut: None,
             biases: 1,
-            groups: 32,
+            norm: Norm::Group { groups: 32 },
             pairs: None,
         };
         let (full_hd, ultra_hd) = (FrameShape::new(1080, 1920, 128), FrameShape::new(2160, 3840, 128));

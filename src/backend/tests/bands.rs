@@ -5,7 +5,7 @@ use half::f16;
 use super::*;
 use crate::ir::{
     BandInput, BandPart, BandShape, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvOp, FrameRef,
-    HostOffset, LayerId, NormaliseOp, PartialSums, Rematerialise, RematerialisedFrame, Shortcut, SplitColumns,
+    HostOffset, LayerId, Norm, NormaliseOp, PartialSums, Rematerialise, RematerialisedFrame, Shortcut, SplitColumns,
 };
 
 /// Frames of the clip, which comes in chunks of two.
@@ -78,7 +78,7 @@ pub fn run_chunks<B: RawMemory>(
     // Layer 0 rematerialises the input of layer 1.
     let weights = [prepare(gpu, head, 5), prepare(gpu, layer, 6)];
     let sizes = gpu.sizes();
-    let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.groups);
+    let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.norm.groups());
     let mut places = BlockPlaces::default();
     let mut frames = |shape: FrameShape| places.frames(bytes(shape), FRAMES);
     let (raw, made, normalised, out) = (frames(pixels), frames(input), frames(input), frames(input));
@@ -201,7 +201,7 @@ pub fn block_outputs<B: RawMemory>(
     // Layer 0 makes the block's input, with statistics. Layers 1 and 2 are the block.
     let weights = [prepare(gpu, head, 5), prepare(gpu, layer, 6), prepare(gpu, layer, 7)];
     let sizes = gpu.sizes();
-    let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.groups);
+    let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.norm.groups());
     let mut places = BlockPlaces::default();
     let mut frames = |shape: FrameShape| places.frames(bytes(shape), FRAMES);
     let (raw, x, normalised, h) = (frames(pixels), frames(input), frames(input), frames(input));
@@ -290,7 +290,7 @@ pub fn still_outputs<B: RawMemory>(gpu: &B, channels: u64, size: (u64, u64), sti
     const STILLS: usize = 2;
     let pixels = FrameShape::new(size.0, size.1, 3);
     let (input, groups) = (pixels.with_channels(channels), 8);
-    let one = |of: ConvLayout| ConvLayout { groups, slabs: 1, ..of };
+    let one = |of: ConvLayout| ConvLayout { norm: Norm::Group { groups }, slabs: 1, ..of };
     let head = one(layout(3, channels, Window::Same, Prologue::None));
     let first = one(layout(channels, channels, Window::Same, Prologue::NormSilu));
     let layouts = [head, first, ConvLayout { shortcut: Some(channels), ..first }];

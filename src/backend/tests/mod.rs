@@ -5,8 +5,8 @@ pub mod bands;
 use super::cpu::Cpu;
 use super::{Backend, Residency, RunArgs};
 use crate::ir::{
-    Affine, Buffers, ConvFrame, ConvLayout, DType, DeviceOffset, FrameShape, LoadTensor, Offsets, Op, PinnedBytes,
-    Prologue, StoreTensor, TensorDevice, Term, View, Window,
+    Affine, Buffers, ConvFrame, ConvLayout, DType, DeviceOffset, FrameShape, LoadTensor, Norm, Offsets, Op,
+    PinnedBytes, Prologue, StoreTensor, TensorDevice, Term, View, Window,
 };
 use crate::testing::{Lcg, SlabSource};
 
@@ -73,7 +73,7 @@ pub fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLa
         slabs: 3,
         shortcut: None,
         biases: 2,
-        groups: if cin.is_multiple_of(8) && cout.is_multiple_of(8) { 8 } else { 1 },
+        norm: Norm::Group { groups: if cin.is_multiple_of(8) && cout.is_multiple_of(8) { 8 } else { 1 } },
         pairs: None,
     }
 }

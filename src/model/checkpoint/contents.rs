@@ -10,7 +10,7 @@ use super::header::{self, HeaderEntry};
 use super::names::{self, FileTensors};
 use super::source::{PIECE, Source};
 use crate::checksum::Checksum;
-use crate::ir::DType;
+use crate::ir::{DType, Norm};
 use crate::model::families::{FAMILIES, Family, Model};
 use crate::model::graph::TensorShape;
 use crate::safetensors::{Check, quoted};
@@ -117,7 +117,7 @@ impl Contents {
 
     fn header_checksum(&self) -> Checksum {
         let mut all = Checksum::default();
-        all.add(&self.model.encoder.norm_groups().unwrap_or(0).to_le_bytes());
+        all.add(&self.model.encoder.norm().map_or(0, Norm::groups).to_le_bytes());
         for TensorEntry { name, dtype, shape, .. } in &self.tensors {
             all.add(name.as_bytes());
             all.add(dtype.name().as_bytes());

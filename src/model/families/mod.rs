@@ -4,6 +4,8 @@
 pub mod blocks;
 pub mod kl2d;
 pub mod seedvr2;
+pub mod wan;
+pub mod wan21;
 
 use std::borrow::Cow;
 
@@ -33,7 +35,7 @@ pub struct PublishedModel {
 }
 
 /// A file that is nearest to two families is of the first.
-pub const FAMILIES: [&Family; 2] = [&seedvr2::FAMILY, &kl2d::FAMILY];
+pub const FAMILIES: [&Family; 3] = [&seedvr2::FAMILY, &kl2d::FAMILY, &wan21::FAMILY];
 
 /// Where a checkpoint of a whole diffusion model has its autoencoder. No other tensor of such a file is read.
 pub const PREFIXES: [&str; 2] = ["first_stage_model.", "vae."];

@@ -19,9 +19,9 @@ use std::sync::Arc;
 
 use super::checkpoint::{Checkpoint, FileTensor};
 use super::lower::Recipes;
-use super::network::{Layer, LayerTensors, NamedWeights};
+use super::network::{Layer, LayerTensors, NamedWeights, NormTensors};
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock, WeightPart, Window};
+use crate::ir::{ConvLayout, ConvSource, EachSlab, Norm, WeightBlock, WeightPart, Window};
 use crate::reserve;
 use taps::{Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;
@@ -40,7 +40,7 @@ pub struct LayerWeights<'a> {
     layout: ConvLayout,
     time: Arc<Recipes>,
     product_type: ProductType,
-    norm: Option<WeightAndBias<'a>>,
+    norm: Option<FoundNorm<'a>>,
     tensors: FoundTensors<'a>,
 }
 
@@ -51,6 +51,12 @@ enum FoundTensors<'a> {
     Matrices(Vec<WeightAndBias<'a>>),
     Unfolded { upscale: WeightAndBias<'a>, conv: WeightAndBias<'a> },
     Nearest { conv: WeightAndBias<'a> },
+}
+
+/// Those of [`NormTensors`], in the file.
+struct FoundNorm<'a> {
+    weight: FileTensor<'a>,
+    bias: Option<FileTensor<'a>>,
 }
 
 /// The weights of a layer, with the buffers of a thread.
@@ -76,7 +82,18 @@ impl<'a> LayerWeights<'a> {
             }
             LayerTensors::Nearest { conv } => FoundTensors::Nearest { conv: find(conv)? },
         };
-        let norm = layer.norm.as_ref().map(find).transpose()?;
+        let find_norm = |norm: &NormTensors| {
+            Ok(match norm {
+                NormTensors::WeightAndBias(affine) => {
+                    let WeightAndBias { weight, bias, .. } = find(affine)?;
+                    FoundNorm { weight, bias: Some(bias) }
+                }
+                NormTensors::Gamma { name, shape } => {
+                    FoundNorm { weight: find_tensor(checkpoint, name, shape)?, bias: None }
+                }
+            })
+        };
+        let norm = layer.norm.as_ref().map(find_norm).transpose()?;
         Ok(LayerWeights { layout: layer.layout, time: Arc::clone(&layer.time), product_type, norm, tensors })
     }
 
@@ -108,10 +125,15 @@ impl<'a> LayerWeights<'a> {
         let plain = reserve::grown("weights", plain, block.slab_elements(&self.layout) as usize)?;
         let volume = volume_of(&conv.weight);
         let kernels = reserve::grown("weights", kernels, rows * columns * volume)?;
-        taps::read(&conv.weight, (block, volume), bytes, kernels)?;
         let area = self.layout.window.taps() as usize;
+        let mut read_part = None;
         for slab in block.slabs(&self.layout) {
-            let taps = taps_of(&self.time.slabs()[slab as usize]);
+            let slab_products = &self.time.slabs()[slab as usize];
+            let part = slab_products.output_part(&self.time);
+            if read_part.replace(part) != Some(part) {
+                taps::read(&conv.weight, (&block.later_outputs(part * self.layout.cout), volume), bytes, kernels)?;
+            }
+            let taps = taps_of(slab_products);
             match self.layout.window {
                 Window::Up => nearest::sum(kernels, (rows, columns), &taps, plain),
                 _ => taps::sum(kernels, (rows, columns, area), &taps, plain),
@@ -192,7 +214,7 @@ impl<'a> LayerWeights<'a> {
                 for matrix in parts {
                     let (values, others) = rest.split_at_mut(matrix.bias.elements());
                     matrix.bias.read_f64(values)?;
-                    values.iter_mut().for_each(|value| *value *= matrix.scale);
+                    values[..matrix.scaled].iter_mut().for_each(|value| *value *= matrix.scale);
                     rest = others;
                 }
             }
@@ -229,8 +251,9 @@ fn transpose<T: Rounded>(
             let kernels = &mut kernels[..rows * width];
             taps::read(&matrix.weight, (&of_part, 1), bytes, kernels)?;
             for (c, kernels) in kernels.chunks_exact(rows).enumerate() {
+                let scale = if of_part.outputs.start as usize + c < matrix.scaled { matrix.scale } else { 1.0 };
                 for (value, into) in kernels.iter().zip(into.chunks_exact_mut(columns)) {
-                    into[column + c] = T::round(f64::from(*value) * matrix.scale);
+                    into[column + c] = T::round(f64::from(*value) * scale);
                 }
             }
             column += width;
@@ -250,10 +273,19 @@ impl ConvSource for BufferedWeights<'_, '_> {
     }
 
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()> {
-        self.weights.norm.iter().try_for_each(|norm| {
-            norm.weight.read(0, &mut self.buffers.bytes, gamma)?;
-            norm.bias.read(0, &mut self.buffers.bytes, beta)
-        })
+        let Some(norm) = &self.weights.norm else { return Ok(()) };
+        norm.weight.read(0, &mut self.buffers.bytes, gamma)?;
+        if self.weights.layout.norm == Norm::Pixel {
+            let factor = (gamma.len() as f64).sqrt();
+            gamma.iter_mut().for_each(|value| *value = (f64::from(*value) * factor) as f32);
+        }
+        match &norm.bias {
+            Some(bias) => bias.read(0, &mut self.buffers.bytes, beta),
+            None => {
+                beta.fill(0.0);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -295,15 +327,17 @@ fn volume_of(weight: &FileTensor) -> usize {
     weight.shape[2..].iter().product::<u64>() as usize
 }
 
-/// A wrong shape is an internal error: opening the checkpoint has compared its tensors with the model's.
 fn find<'a>(checkpoint: &'a Checkpoint, affine: &NamedWeights) -> Result<WeightAndBias<'a>> {
-    let [weight, bias] = affine.tensors().map(|(name, shape)| {
-        let tensor = checkpoint.tensor(&name)?;
-        if tensor.shape != shape {
-            let (found, file) = (tensor.shape, checkpoint.path().display());
-            return Err(Error::Internal(format!("{file}: tensor {name} has shape {found:?}, not {shape:?}")));
-        }
-        Ok(tensor)
-    });
-    Ok(WeightAndBias { weight: weight?, bias: bias?, scale: affine.scale })
+    let [weight, bias] = affine.tensors().map(|(name, shape)| find_tensor(checkpoint, &name, shape));
+    Ok(WeightAndBias { weight: weight?, bias: bias?, scaled: affine.scaled as usize, scale: affine.scale })
+}
+
+/// A wrong shape is an internal error: opening the checkpoint has compared its tensors with the model's.
+fn find_tensor<'a>(checkpoint: &'a Checkpoint, name: &str, shape: &[u64]) -> Result<FileTensor<'a>> {
+    let tensor = checkpoint.tensor(name)?;
+    if tensor.shape != shape {
+        let (found, file) = (tensor.shape, checkpoint.path().display());
+        return Err(Error::Internal(format!("{file}: tensor {name} has shape {found:?}, not {shape:?}")));
+    }
+    Ok(tensor)
 }

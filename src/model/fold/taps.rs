@@ -31,7 +31,8 @@ impl Rounded for f64 {
 pub(super) struct WeightAndBias<'a> {
     pub weight: FileTensor<'a>,
     pub bias: FileTensor<'a>,
-    /// What both are multiplied by, where they are a matrix.
+    /// How many of the first outputs are multiplied by `scale`, where they are a matrix.
+    pub scaled: usize,
     pub scale: f64,
 }
 

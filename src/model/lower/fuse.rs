@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::recipes::{Recipes, TimeRule};
 use super::shapes::describe;
-use crate::ir::{CacheFormat, ConvLayout, Prologue, Window};
-use crate::model::graph::{Conv, FirstFrame, Graph, Node, NodeId, NodeOp, Norm, NormKind, SpaceAxis, TimeAxis};
-use crate::model::network::{Layer, LayerTensors, NamedWeights, Source};
+use crate::ir::{CacheFormat, ConvLayout, Norm, Prologue, Window};
+use crate::model::graph::{Conv, FirstFrame, Graph, Node, NodeId, NodeOp, NormKind, SpaceAxis, TimeAxis};
+use crate::model::network::{Layer, LayerTensors, NamedWeights, NormTensors, Source};
 
 /// A layer, and the node whose value it writes.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ pub struct Fused {
 }
 
 /// The layers of a graph, in its order.
-pub fn fuse(graph: &Graph, groups: u64) -> Result<Vec<Fused>, String> {
+pub fn fuse(graph: &Graph, norm: Norm) -> Result<Vec<Fused>, String> {
     let mut fuser =
-        Fuser { graph, groups, readers: graph.readers(), values: vec![None; graph.nodes().len()], layers: Vec::new() };
+        Fuser { graph, norm, readers: graph.readers(), values: vec![None; graph.nodes().len()], layers: Vec::new() };
     for id in 0..graph.nodes().len() {
         fuser.visit(id)?;
     }
@@ -28,17 +28,29 @@ pub fn fuse(graph: &Graph, groups: u64) -> Result<Vec<Fused>, String> {
         Some(Source::Layer(last)) if last + 1 == fuser.layers.len() => {}
         _ => return Err(format!("{} is the output, but no convolution writes it", describe(graph, graph.output()))),
     }
-    let normalised: Vec<Source> =
-        fuser.layers.iter().filter(|f| f.layer.norm.is_some()).map(|f| f.layer.input).collect();
-    for (id, fused) in fuser.layers.iter_mut().enumerate() {
-        fused.layer.statistics = normalised.contains(&Source::Layer(id));
+    if norm.groups() > 0 {
+        mark_statistics(&mut fuser.layers)?;
     }
     Ok(fuser.layers)
 }
 
+/// Layers whose outputs a norm reads gather statistics. So do layers whose first frame is passed on to such a reader.
+fn mark_statistics(layers: &mut [Fused]) -> Result<(), String> {
+    for id in (0..layers.len()).rev() {
+        let of = &layers[id].layer;
+        let passes = of.statistics && of.time.rule.passes_first();
+        match of.input {
+            Source::Layer(from) if of.norm.is_some() || passes => layers[from].layer.statistics = true,
+            Source::Input if passes => return Err(format!("layer {id} passes the input on to a norm of groups")),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 struct Fuser<'a> {
     graph: &'a Graph,
-    groups: u64,
+    norm: Norm,
     readers: Vec<usize>,
     /// Of each node, where its value is found, if it is not fused away.
     values: Vec<Option<Source>>,
@@ -48,7 +60,7 @@ struct Fuser<'a> {
 /// What lies between a layer's source and its convolution.
 struct Before {
     input: Source,
-    norm: Option<NamedWeights>,
+    norm: Option<NormTensors>,
     prologue: Prologue,
     attends: bool,
     enlarging: Option<Enlarging>,
@@ -91,9 +103,10 @@ impl Fuser<'_> {
                 self.layers.push(Fused { layer, node: id });
             }
             NodeOp::Add => self.fuse_addition(id)?,
+            NodeOp::Unfold { frames, side: 1 } => self.fuse_split(id, *frames)?,
             // Their readers look back at them.
             NodeOp::Conv(_)
-            | NodeOp::Norm(_)
+            | NodeOp::Norm { .. }
             | NodeOp::Silu
             | NodeOp::Attention
             | NodeOp::Unfold { .. }
@@ -110,7 +123,7 @@ impl Fuser<'_> {
         let reads = |reader: &&Node| reader.inputs.contains(&id);
         let reader = self.graph.nodes().iter().find(reads).filter(|_| self.readers[id] == 1);
         match reader.map(|reader| (&reader.op, &reader.inputs)) {
-            Some((NodeOp::Unfold { .. }, _)) => self.is_point(id),
+            Some((NodeOp::Unfold { side: 2, .. }, _)) => self.is_point(id),
             Some((NodeOp::Add, operands)) => self.is_point(id) && operands.iter().any(|other| self.is_main(*other)),
             _ => false,
         }
@@ -143,13 +156,35 @@ impl Fuser<'_> {
         let Some(Source::Layer(at)) = self.values[from] else { return false };
         let Fused { layer, node } = &mut self.layers[at];
         let LayerTensors::Conv { conv, shortcut: None } = &layer.tensors else { return false };
-        if layer.addend.is_some() {
+        // A frame that is passed on would have to go through the matrix alone.
+        if layer.addend.is_some() || layer.layout.window == Window::Point {
             return false;
         }
         layer.tensors = LayerTensors::Projected { conv: conv.clone(), projection };
         (layer.layout.cout, *node) = (channels, id);
         self.values[id] = Some(Source::Layer(at));
         true
+    }
+
+    /// Channels that become frames are a part of the convolution before them: each new frame has slabs of its own.
+    fn fuse_split(&mut self, id: NodeId, split: u64) -> Result<(), String> {
+        let (from, channels) = (self.input_of(id), self.node(id).channels);
+        let at = match self.values[from] {
+            Some(Source::Layer(at)) if self.readers[from] == 1 && self.layers[at].node == from => at,
+            _ => {
+                return self.refuse(id, "does not follow a convolution that only it reads; no backend computes it yet");
+            }
+        };
+        let Fused { layer, node } = &mut self.layers[at];
+        if !matches!(layer.tensors, LayerTensors::Conv { shortcut: None, .. }) || layer.layout.window != Window::Point {
+            return self
+                .refuse(id, "follows another kind of convolution than one over time; no backend computes it yet");
+        }
+        let time = Recipes::new(TimeRule { split, ..layer.time.rule });
+        (layer.layout.cout, layer.layout.slabs) = (channels, time.slabs().len() as u64);
+        (layer.layout.biases, layer.time, *node) = (time.biases().len() as u64, Arc::new(time), id);
+        self.values[id] = Some(Source::Layer(at));
+        Ok(())
     }
 
     /// The addition becomes a part of the layer that computes one of its operands.
@@ -185,12 +220,10 @@ impl Fuser<'_> {
     fn layer(&self, id: NodeId, conv: &Conv) -> Result<Layer, String> {
         let before = self.before(self.input_of(id))?;
         let window = self.window(id, conv, before.enlarging.is_some())?;
-        if conv.time.kernel > 1 && conv.time.first != FirstFrame::Repeated {
-            return self.refuse(id, "no backend computes its rule for the first frame yet");
-        }
         let cin = self.node(self.input_of(id)).channels;
         let fits = match &before.enlarging {
-            Some(Enlarging::Unfolding(of)) => of.cin == cin && (conv.time.kernel, conv.time.stride) == (3, 1),
+            // Frames of zeros come behind the unfolding, so they lack its bias.
+            Some(Enlarging::Unfolding(of)) => of.cin == cin && conv.time == TimeAxis::causal(FirstFrame::Repeated),
             Some(Enlarging::Nearest) => conv.time.stride == 1,
             None => conv.time.stride <= 2,
         };
@@ -200,19 +233,19 @@ impl Fuser<'_> {
         if conv.tensors.len() > 1 && window != Window::Point {
             return self.refuse(id, "no backend computes a kernel of several tensors");
         }
-        if self.feeds_attention(id) && conv.tensors.len() != 3 {
-            return self.refuse(id, "no backend computes queries, keys and values of one tensor yet");
-        }
         let unfold = match &before.enlarging {
             Some(Enlarging::Unfolding(of)) => of.frames,
             Some(Enlarging::Nearest) | None => 1,
         };
         let time = Recipes::new(TimeRule { unfold, ..TimeRule::of(conv.time) });
+        if time.rule.passes_first() && (window != Window::Point || before.norm.is_some() || before.attends) {
+            return self.refuse(id, "passes a frame that it does not read as it is; no backend computes it yet");
+        }
         let mut weights = self.weights(id);
         let tensors = match before.enlarging {
             Some(Enlarging::Unfolding(of)) => LayerTensors::Unfolded { upscale: of.upscale, conv: weights.remove(0) },
             Some(Enlarging::Nearest) => LayerTensors::Nearest { conv: weights.remove(0) },
-            None if window == Window::Point => LayerTensors::Matrices(weights),
+            None if window == Window::Point && conv.time == TimeAxis::POINT => LayerTensors::Matrices(weights),
             None => LayerTensors::Conv { conv: weights.remove(0), shortcut: None },
         };
         let layout = ConvLayout {
@@ -223,7 +256,7 @@ impl Fuser<'_> {
             slabs: time.slabs().len() as u64,
             shortcut: None,
             biases: time.biases().len() as u64,
-            groups: self.groups,
+            norm: self.norm,
             pairs: None,
         };
         Ok(Layer {
@@ -241,7 +274,7 @@ impl Fuser<'_> {
 
     fn window(&self, id: NodeId, conv: &Conv, enlarged: bool) -> Result<Window, String> {
         match (conv.space, enlarged) {
-            (SpaceAxis::POINT, false) if conv.time == TimeAxis::POINT => Ok(Window::Point),
+            (SpaceAxis::POINT, false) => Ok(Window::Point),
             (SpaceAxis::SAME, false) => Ok(Window::Same),
             (SpaceAxis::SAME, true) => Ok(Window::Up),
             (SpaceAxis::HALVING, false) => Ok(Window::Down),
@@ -255,9 +288,9 @@ impl Fuser<'_> {
             return Ok(Before { input, norm: None, prologue: Prologue::None, attends: false, enlarging: None });
         }
         match &self.node(id).op {
-            NodeOp::Norm(norm) => {
+            NodeOp::Norm { tensor, kind } => {
                 let before = self.plain_before(id)?;
-                Ok(Before { norm: Some(self.norm_weights(id, norm)?), prologue: Prologue::Norm, ..before })
+                Ok(Before { norm: Some(self.norm_tensors(id, tensor, *kind)?), prologue: Prologue::Norm, ..before })
             }
             NodeOp::Silu => match self.before(self.input_of(id))? {
                 before if before.prologue == Prologue::Norm => Ok(Before { prologue: Prologue::NormSilu, ..before }),
@@ -287,15 +320,20 @@ impl Fuser<'_> {
         }
     }
 
-    fn norm_weights(&self, id: NodeId, norm: &Norm) -> Result<NamedWeights, String> {
-        match norm.kind {
-            NormKind::Group { groups, .. } if groups != self.groups => {
-                self.refuse(id, "its number of groups is not that of the first norm; no backend computes it yet")
-            }
+    fn norm_tensors(&self, id: NodeId, tensor: &str, kind: NormKind) -> Result<NormTensors, String> {
+        let channels = self.node(id).channels;
+        match kind {
+            _ if kind.without_parameters() != self.norm => self
+                .refuse(id, "its kind or number of groups is not that of the first norm; no backend computes it yet"),
             NormKind::Group { epsilon: 1e-6, .. } => {
-                Ok(NamedWeights { name: norm.tensor.clone(), shape: vec![self.node(id).channels], scale: 1.0 })
+                let (name, shape) = (tensor.to_owned(), vec![channels]);
+                Ok(NormTensors::WeightAndBias(NamedWeights { name, shape, scaled: 0, scale: 1.0 }))
             }
-            NormKind::Group { .. } | NormKind::Pixel { .. } => self.refuse(id, "no backend computes its kind yet"),
+            NormKind::Group { .. } => self.refuse(id, "no backend computes its epsilon yet"),
+            NormKind::Pixel { trailing_axes } => {
+                let shape = [channels].into_iter().chain(std::iter::repeat_n(1, trailing_axes)).collect();
+                Ok(NormTensors::Gamma { name: format!("{tensor}.gamma"), shape })
+            }
         }
     }
 
@@ -307,17 +345,15 @@ impl Fuser<'_> {
     /// queries, which come first of three, does the same.
     fn weights(&self, id: NodeId) -> Vec<NamedWeights> {
         let NodeOp::Conv(conv) = &self.node(id).op else { return Vec::new() };
-        let (cin, cout) = (self.node(self.input_of(id)).channels, self.node(id).channels / conv.tensors.len() as u64);
-        let feeds_attention = self.feeds_attention(id);
-        let scale = |part: usize| match feeds_attention && part == 0 {
-            true => (cout as f64).sqrt().recip(),
-            false => 1.0,
-        };
-        let named = |(part, name): (usize, &String)| NamedWeights {
+        let (cin, outputs) = (self.node(self.input_of(id)).channels, self.node(id).channels);
+        let cout = outputs / conv.tensors.len() as u64;
+        let queries = if self.feeds_attention(id) { outputs / 3 } else { 0 };
+        let named = |(part, name): (u64, &String)| NamedWeights {
             name: name.clone(),
             shape: conv.weight_shape(cin, cout),
-            scale: scale(part),
+            scaled: queries.saturating_sub(part * cout).min(cout),
+            scale: (queries.max(1) as f64).sqrt().recip(),
         };
-        conv.tensors.iter().enumerate().map(named).collect()
+        (0..).zip(&conv.tensors).map(named).collect()
     }
 }

@@ -25,13 +25,14 @@ pub use recipes::{Pairs, Product, Recipe, Recipes, Slab, TimeRule, pair_of};
 use super::geometry::{Direction, Geometry};
 use super::graph::Graph;
 use super::network::{Network, NetworkFacts};
+use crate::ir::Norm;
 
 /// A graph as layers, or why it cannot be computed.
 pub fn lower(graph: &Graph, direction: Direction, geometry: Geometry) -> Result<Network, String> {
-    let groups = graph.norm_groups().unwrap_or(1);
+    let norm = graph.norm().unwrap_or(Norm::Group { groups: 1 });
     let shapes = shapes::infer(graph)?;
-    let fused = fuse::fuse(graph, groups)?;
+    let fused = fuse::fuse(graph, norm)?;
     let stages = stages::divide(&fused, &shapes)?;
     let layers = fused.into_iter().map(|fused| fused.layer).collect();
-    Ok(Network::of_layers(layers, stages, NetworkFacts { direction, geometry, groups }))
+    Ok(Network::of_layers(layers, stages, NetworkFacts { direction, geometry, norm }))
 }

@@ -3,12 +3,13 @@
 //! nothing: frame 0 has one term instead of three, and a still image is a two-dimensional network.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::ir::PairSlabs;
 use crate::model::graph::{FirstFrame, TimeAxis};
 
-/// One summand of a slab: the tap in time (0 is the oldest frame), and which of the frames that a folded unfolding
-/// makes of an input frame (0 without one).
+/// One summand of a slab: the tap in time (0 is the oldest frame), and a part. Before the convolution that is one of the
+/// frames that an input frame is unfolded into; behind it, one of those that an output is split into.
 pub type Product = (usize, usize);
 
 /// A convolution over time, as it is lowered.
@@ -17,6 +18,8 @@ pub struct TimeRule {
     pub axis: TimeAxis,
     /// Frames that each input frame after the first is unfolded into before the convolution.
     pub unfold: u64,
+    /// Frames that each output of the convolution after the first is split into, by its channels.
+    pub split: u64,
     pub pairs: Pairs,
 }
 
@@ -28,7 +31,8 @@ pub struct TimeRule {
 ///
 /// Slabs: that of m1, of m2, of the first frame, of the second frame, of frame 0. A pair is fixed by its frames'
 /// numbers in the clip, and either frame can be computed alone with the same products. Pairs come before taps are
-/// merged: frame 1 reads a repeated frame 0 twice, as d0 and d1.
+/// merged: frame 1 reads a repeated frame 0 twice, as d0 and d1. After zeros frames 0 and 1 are computed directly, by
+/// their one and two taps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pairs {
     None,
@@ -40,8 +44,9 @@ pub enum Pairs {
 
 /// The slabs of pairs come before all others: fetched weights then end with them.
 pub const PAIR_SLABS: PairSlabs = PairSlabs { shared: [0, 1], own: [2, 3] };
-/// After them, that of frame 0.
+/// After them, that of frame 0, and after zeros the middle tap of frame 1.
 const AFTER_PAIRS: u8 = 4;
+const MIDDLE_TAP: u8 = 5;
 
 /// The pair that a frame belongs to: frames 2k + 1 and 2k + 2 are one. Frame 0 is alone.
 pub fn pair_of(frame: u64) -> u64 {
@@ -55,6 +60,8 @@ pub struct Recipe {
     terms: [(u64, u8); MAX_TERMS],
     len: u8,
     pub bias: u8,
+    /// Whether it is no sum: the output frame is the input frame of its only term.
+    pub is_passed: bool,
 }
 
 const MAX_TERMS: usize = 3;
@@ -78,6 +85,13 @@ pub struct Slab {
     pub factors: Vec<f64>,
 }
 
+impl Slab {
+    /// Which of the equal parts of the convolution's output channels it makes.
+    pub fn output_part(&self, of: &Recipes) -> u64 {
+        if of.rule.split > 1 { self.products[0].1 as u64 } else { 0 }
+    }
+}
+
 /// The recipes of all output frames of a convolution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipes {
@@ -93,12 +107,12 @@ pub struct Recipes {
     step: u64,
 }
 
-/// The taps of an output frame, oldest input first: which products fall on which input frame.
-type MergedTaps = Vec<(u64, Vec<Product>)>;
+/// The taps of an output frame: their products, and the input frames that they fall on. `None`: on zeros.
+type Taps = Vec<(Product, Option<u64>)>;
 
 impl TimeRule {
     pub const fn of(axis: TimeAxis) -> TimeRule {
-        TimeRule { axis, unfold: 1, pairs: Pairs::None }
+        TimeRule { axis, unfold: 1, split: 1, pairs: Pairs::None }
     }
 
     /// Output frames after which the recipe repeats, and by how many input frames it then moves.
@@ -110,34 +124,46 @@ impl TimeRule {
             a
         };
         let common = gcd(self.unfold, self.axis.stride);
-        (self.unfold / common, self.axis.stride / common)
+        (self.unfold / common * self.split, self.axis.stride / common)
     }
 
-    fn taps(self, frame: u64) -> MergedTaps {
-        let newest = (self.axis.stride * frame) as i64;
-        let mut merged: BTreeMap<u64, Vec<Product>> = BTreeMap::new();
-        for tap in 0..self.axis.kernel as i64 {
-            let unfolded = match newest + tap + 1 - self.axis.kernel as i64 {
-                before if before >= 0 => before as u64,
-                _ if self.axis.first == FirstFrame::Repeated => 0,
-                _ => continue,
-            };
-            // Frame 0 is unfolded into one frame.
-            let input = unfolded.div_ceil(self.unfold);
-            let part = if unfolded == 0 { 0 } else { (unfolded - 1) % self.unfold };
-            merged.entry(input).or_default().push((tap as usize, part as usize));
+    /// Whether frame 0 of the input is frame 0 of the output.
+    pub fn passes_first(self) -> bool {
+        matches!(self.axis.first, FirstFrame::PassedAndRead | FirstFrame::PassedAndHidden)
+    }
+
+    fn taps(self, frame: u64) -> Taps {
+        if frame == 0 && self.passes_first() {
+            return Vec::new();
         }
-        merged.into_iter().collect()
+        // Frame 0 is unfolded, or split, into one frame.
+        let part = |frame: u64, parts: u64| (frame.saturating_sub(1) % parts) as usize;
+        let newest = (self.axis.stride * frame.div_ceil(self.split)) as i64;
+        let fall = |tap: i64| {
+            let unfolded = match (newest + tap + 1 - self.axis.kernel as i64, self.axis.first) {
+                (0, FirstFrame::PassedAndHidden) => None,
+                (frame, _) if frame >= 0 => Some(frame as u64),
+                (_, FirstFrame::Repeated) => Some(0),
+                _ => None,
+            };
+            let own = part(unfolded.unwrap_or(0), self.unfold) + part(frame, self.split);
+            ((tap as usize, own), unfolded.map(|unfolded| unfolded.div_ceil(self.unfold)))
+        };
+        (0..self.axis.kernel as i64).map(fall).collect()
+    }
+
+    fn keeps_rate(self) -> bool {
+        (self.axis.stride, self.unfold, self.split) == (1, 1, 1)
     }
 
     /// How many of the first frames have recipes of their own.
     fn early_frames(self) -> u64 {
         let (period, step) = self.period();
-        let later = |taps: MergedTaps| -> MergedTaps {
-            taps.into_iter().map(|(input, products)| (input + step, products)).collect()
+        let later = |taps: Taps| -> Taps {
+            taps.into_iter().map(|(product, input)| (product, input.map(|input| input + step))).collect()
         };
         let repeats = |frame: &u64| later(self.taps(*frame)) == self.taps(frame + period);
-        let last = (0..2 * self.axis.kernel * self.unfold).rev().find(|frame| !repeats(frame));
+        let last = (0..2 * self.axis.kernel * self.unfold * self.split).rev().find(|frame| !repeats(frame));
         last.map_or(0, |last| last + 1)
     }
 }
@@ -155,13 +181,19 @@ impl Recipes {
         let (mut slabs, mut biases): (Vec<Slab>, Vec<Vec<Product>>) = (Vec::new(), Vec::new());
         let mut recipe = |frame: u64| {
             let taps = rule.taps(frame);
-            let mut all: Vec<Product> = taps.iter().flat_map(|(_, products)| products.iter().copied()).collect();
-            all.sort_unstable();
+            if taps.is_empty() {
+                return Recipe { is_passed: true, ..recipe_of(&[(0, 0)], 0) };
+            }
+            let all: Vec<Product> = taps.iter().map(|(product, _)| *product).collect();
+            let mut merged: BTreeMap<u64, Vec<Product>> = BTreeMap::new();
+            for (product, input) in taps {
+                input.into_iter().for_each(|input| merged.entry(input).or_default().push(product));
+            }
             let slab = |(input, products): (u64, Vec<Product>)| {
                 let factors = vec![1.0; products.len()];
                 (input, number_of(&mut slabs, Slab { products, factors }))
             };
-            let terms: Vec<(u64, u8)> = taps.into_iter().map(slab).collect();
+            let terms: Vec<(u64, u8)> = merged.into_iter().map(slab).collect();
             recipe_of(&terms, number_of(&mut biases, all))
         };
         let steady = (early..early + period).map(&mut recipe).collect();
@@ -174,26 +206,35 @@ impl Recipes {
 
     /// By pairs of frames. Frame 0 is computed directly.
     fn paired(rule: TimeRule) -> Recipes {
-        debug_assert!((rule.axis.kernel, rule.axis.stride, rule.unfold) == (3, 1, 1), "only such frames make pairs");
+        debug_assert!(rule.axis.kernel == 3 && rule.keeps_rate(), "only such frames make pairs");
         let tap = |tap: usize, factor: f64| ((tap, 0), factor);
         let halved = if rule.pairs == Pairs::Halved { 2.0 } else { 1.0 };
         let slab = |taps: &[(Product, f64)], scale: f64| Slab {
             products: taps.iter().map(|(product, _)| *product).collect(),
             factors: taps.iter().map(|(_, factor)| factor * scale).collect(),
         };
-        let slabs = vec![
+        let mut slabs = vec![
             slab(&[tap(0, 0.5), tap(1, 0.5), tap(2, 0.5)], halved),
             slab(&[tap(0, 0.5), tap(1, -0.5), tap(2, 0.5)], halved),
             slab(&[tap(0, 1.0)], halved),
             slab(&[tap(2, -1.0)], halved),
-            slab(&[tap(0, 1.0), tap(1, 1.0), tap(2, 1.0)], 1.0),
         ];
         let PairSlabs { shared: [a, b], own: [first, second] } = PAIR_SLABS;
+        let frame_1 = match rule.axis.first {
+            FirstFrame::Repeated => {
+                slabs.push(slab(&[tap(0, 1.0), tap(1, 1.0), tap(2, 1.0)], 1.0));
+                recipe_of(&[(0, first), (0, a), (1, b)], 0)
+            }
+            _ => {
+                slabs.extend([slab(&[tap(2, 1.0)], 1.0), slab(&[tap(1, 1.0)], 1.0)]);
+                recipe_of(&[(0, MIDDLE_TAP), (1, AFTER_PAIRS)], 0)
+            }
+        };
         Recipes {
             rule,
             slabs,
             biases: vec![(0..3).map(|tap| (tap, 0)).collect()],
-            early: vec![recipe_of(&[(0, AFTER_PAIRS)], 0), recipe_of(&[(0, first), (0, a), (1, b)], 0)],
+            early: vec![recipe_of(&[(0, AFTER_PAIRS)], 0), frame_1],
             steady: vec![recipe_of(&[(0, a), (1, b), (2, second)], 0), recipe_of(&[(1, first), (2, a), (3, b)], 0)],
             step: 2,
         }
@@ -222,7 +263,15 @@ impl Recipes {
 
     /// Output frames that `inputs` input frames suffice for.
     pub fn outputs(&self, inputs: u64) -> u64 {
-        (self.rule.unfold * inputs).saturating_sub(self.rule.unfold - 1).div_ceil(self.rule.axis.stride)
+        let TimeRule { axis, unfold, split, .. } = self.rule;
+        let convolved = (unfold * inputs).saturating_sub(unfold - 1).div_ceil(axis.stride);
+        (split * convolved).saturating_sub(split - 1)
+    }
+
+    /// How many of these output frames are sums: all but a first frame that is passed on.
+    pub fn computed(&self, frames: &Range<u64>) -> u64 {
+        let passed = frames.contains(&0) && self.rule.passes_first();
+        frames.end.saturating_sub(frames.start) - u64::from(passed)
     }
 
     pub fn slabs(&self) -> &[Slab] {
@@ -244,7 +293,7 @@ impl Recipes {
 
     /// Whether input and output have the same frame rate.
     pub fn keeps_rate(&self) -> bool {
-        self.rule.axis.stride == 1 && self.rule.unfold == 1
+        self.rule.keeps_rate()
     }
 
     /// Whether a frame reads earlier ones of a clip with the same frame rate.
@@ -260,14 +309,15 @@ impl Recipes {
     /// Output frames that read input frames of earlier ones, if every frame reads whole input frames.
     pub fn pending_outputs(&self) -> Option<u64> {
         let pending = (self.rule.axis.kernel - 1).div_ceil(self.rule.axis.stride);
-        (self.rule.unfold == 1 && pending > 0).then_some(pending)
+        let is_plain = self.rule.unfold == 1 && self.rule.split == 1 && !self.rule.passes_first();
+        (is_plain && pending > 0).then_some(pending)
     }
 }
 
 fn recipe_of(terms: &[(u64, u8)], bias: u8) -> Recipe {
     let mut all = [(0, 0); MAX_TERMS];
     all[..terms.len()].copy_from_slice(terms);
-    Recipe { terms: all, len: terms.len() as u8, bias }
+    Recipe { terms: all, len: terms.len() as u8, bias, is_passed: false }
 }
 
 /// The place of an entry in a list, which grows if it is new.

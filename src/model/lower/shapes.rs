@@ -55,7 +55,7 @@ fn of(node: &Node, Extent { space, time }: Extent) -> Extent {
         NodeOp::FoldMean { frames, side } => ((1, *side), (1, *frames)),
         NodeOp::Nearest { side } | NodeOp::Unpatch { side } => ((*side, 1), (1, 1)),
         NodeOp::Patch { side } => ((1, *side), (1, 1)),
-        NodeOp::Input | NodeOp::Norm(_) | NodeOp::Silu | NodeOp::Add | NodeOp::Attention => ((1, 1), (1, 1)),
+        NodeOp::Input | NodeOp::Norm { .. } | NodeOp::Silu | NodeOp::Add | NodeOp::Attention => ((1, 1), (1, 1)),
     };
     Extent { space: space.times(space_change.0, space_change.1), time: time.times(time_change.0, time_change.1) }
 }
@@ -65,7 +65,7 @@ pub fn describe(graph: &Graph, id: NodeId) -> String {
     let name = match &graph.nodes()[id].op {
         NodeOp::Input => "the input".into(),
         NodeOp::Conv(conv) => format!("convolution {:?}", conv.tensors.first().map_or("", String::as_str)),
-        NodeOp::Norm(norm) => format!("norm {:?}", norm.tensor),
+        NodeOp::Norm { tensor, .. } => format!("norm {tensor:?}"),
         NodeOp::Silu => "SiLU".into(),
         NodeOp::Add => "addition".into(),
         NodeOp::Attention => "attention".into(),

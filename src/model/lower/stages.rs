@@ -32,6 +32,11 @@ fn check(layers: &[Fused], stages: &[Stage], index: usize, stage: &Stage) -> Res
             stage.head()
         ));
     }
+    if let Some(layer) = stage.body().find(|layer| layers[*layer].layer.time.rule.passes_first()) {
+        return Err(format!(
+            "layer {layer} passes its first frame but begins no frame rate; no backend computes it yet"
+        ));
+    }
     let inside = |source: &Source| matches!(source, Source::Layer(layer) if stage.layers.contains(layer));
     let crosses = |layer: &LayerId| {
         let layer = &layers[*layer].layer;

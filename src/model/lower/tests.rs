@@ -4,7 +4,7 @@
 use super::recipes::PAIR_SLABS;
 use super::recipes::{Pairs, Product, Recipes, TimeRule, pair_of};
 use super::*;
-use crate::ir::{FIRST_FRAME_SLAB, Prologue, Window};
+use crate::ir::{FIRST_FRAME_SLAB, Norm, Prologue, Window};
 use crate::model::families::seedvr2::Sizes;
 use crate::model::graph::{Conv, FirstFrame, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::model::network::{Reader, Role, Source};
@@ -191,7 +191,7 @@ fn a_block_becomes_two_layers_and_a_shortcut_a_slab() {
     assert_eq!((last.input, last.layout.cin, last.layout.prologue), (Source::Layer(1), 6, Prologue::None));
     let readers = [Reader { layer: 1, role: Role::Input }, Reader { layer: 1, role: Role::Shortcut }];
     assert_eq!(network.readers(0), readers);
-    assert_eq!((network.stages.len(), network.groups), (1, 4));
+    assert_eq!((network.stages.len(), network.norm), (1, Norm::Group { groups: 4 }));
 }
 
 #[test]

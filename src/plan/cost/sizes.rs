@@ -51,9 +51,10 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Bytes of a frame's statistics alone.
+    /// Bytes of a frame's statistics alone. Where a norm has none, the least that a slot can have: it names the frame.
     pub fn statistics_bytes(&self) -> u64 {
-        self.frame_bytes(FrameShape::new(0, 0, 1))
+        let side = if self.groups > 0 { 0 } else { 1 };
+        self.frame_bytes(FrameShape::new(side, side, 1))
     }
 
     /// Bytes of fetched weights with the first `slabs` slabs: as if there were no others.

@@ -48,7 +48,7 @@ pub fn cone_work(network: &Network, cone: &Cone, input: FrameShape, end: u64) ->
         let of = |layer: LayerId| {
             let attends = if network.layers[layer].attends { attention_work(shapes[layer]) } else { 0 };
             let work = u128::from(layer_work(network, layer, shapes[layer])) + u128::from(attends);
-            u128::from(end.saturating_sub(cone.first(layer))) * work
+            u128::from(network.layers[layer].time.computed(&(cone.first(layer)..end))) * work
         };
         total += stage.layers.clone().map(of).sum::<u128>();
     }

@@ -169,8 +169,10 @@ impl Emitter {
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.
     pub fn head(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
-        let materialised = of.materialised();
         let mut outputs = Vec::with_capacity(of.frames.clone().count());
+        outputs.extend(self.passed_output(of, &mut to.arenas.device));
+        let of = &LayerOutputs { frames: of.frames.start + outputs.len() as u64..of.frames.end, ..of.clone() };
+        let materialised = of.materialised();
         if of.frames.is_empty() {
             return outputs;
         }
@@ -188,6 +190,17 @@ impl Emitter {
             outputs.extend(self.head_banded(of.layer, rematerialised, Placement::Recomputed, to));
         }
         outputs
+    }
+
+    /// The first output, if it is an input frame as it is. That frame then has one more use.
+    fn passed_output(&self, of: &LayerOutputs, arena: &mut Arena) -> Option<SlotRef> {
+        let recipe = self.facts.network.layers[of.layer].time.recipe(of.frames.start);
+        if !recipe.is_passed || of.frames.is_empty() {
+            return None;
+        }
+        let passed = self.caches[of.layer].inputs().at(recipe.terms()[0].0);
+        arena.keep(passed);
+        Some(FrameRef::Resident(passed))
     }
 
     /// Of a layer's outputs in a chunk, how many are rematerialised for the layer that reads them as its input. None is
@@ -235,29 +248,29 @@ impl Emitter {
         outputs
     }
 
-    /// Adds frames to the inputs that a layer has queued, normalised if an operation of its own does that.
+    /// Adds frames to the inputs that a layer has queued, normalised if an operation of its own does that. A frame that
+    /// was passed on may have other readers still; it is not written over.
     fn queue_inputs(&mut self, of: &LayerOutputs, inputs: Inputs, to: &mut Sink) {
         let (layer, frames) = (of.layer, resident(inputs.frames));
         let weights = self.weights.of(layer, to);
-        let queued: Vec<Slot> = match self.facts.sizes.normalised[layer] {
-            Some(_) if inputs.consumed => frames.clone(),
-            Some(bytes) => {
-                let kept = self.kept_inputs(layer, of.chunk);
-                let numbers = of.frames.end - frames.len() as u64..of.frames.end;
-                numbers.map(|frame| to.arenas.device.take(bytes, kept.slot_kind(frame))).collect()
-            }
-            None => {
-                let shared = frames.iter().filter(|_| !inputs.consumed);
-                shared.for_each(|slot| to.arenas.device.keep(*slot));
-                frames.clone()
-            }
+        let arena = &mut to.arenas.device;
+        let Some(bytes) = self.facts.sizes.normalised[layer] else {
+            frames.iter().filter(|_| !inputs.consumed).for_each(|slot| arena.keep(*slot));
+            self.caches[layer].inputs_mut().frames.extend(frames);
+            return;
         };
-        if self.facts.sizes.normalised[layer].is_some() {
-            let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.inputs[layer]);
-            let frames = frames.into_iter().zip(queued.iter().copied()).collect();
-            to.ops.push_back(Op::Normalise(NormaliseOp { layer, layout, weights, shape, frames }));
-        }
-        self.caches[layer].inputs_mut().frames.extend(queued);
+        let kept = self.kept_inputs(layer, of.chunk);
+        let numbers = of.frames.end - frames.len() as u64..of.frames.end;
+        let normalised = |(frame, slot): (u64, &Slot)| match inputs.consumed && arena.is_sole(*slot) {
+            true => (*slot, *slot),
+            false => (*slot, arena.take(bytes, kept.slot_kind(frame))),
+        };
+        let frames: Vec<(Slot, Slot)> = numbers.zip(&frames).map(normalised).collect();
+        let shared = frames.iter().filter(|(from, into)| inputs.consumed && from != into);
+        shared.for_each(|(from, _)| arena.drop(*from));
+        self.caches[layer].inputs_mut().frames.extend(frames.iter().map(|(_, into)| *into));
+        let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.inputs[layer]);
+        to.ops.push_back(Op::Normalise(NormaliseOp { layer, layout, weights, shape, frames }));
     }
 
     /// A layer's outputs from its queued inputs. Terms of earlier inputs are in its partial sums.

@@ -434,13 +434,16 @@ impl WorkItem {
         kept
     }
 
-    /// Which outputs of a stage outlive the work item's turn.
+    /// Which outputs of a stage outlive the work item's turn. A first frame that the next stage passes on lives as long
+    /// as that stage's first output.
     fn kept_by_next_stage(&self, stage: usize) -> Kept {
-        match self.first_queued.get(stage + 1) {
-            Some(first) if self.facts().is_interleaved => Kept::From(*first),
-            Some(_) => Kept::None,
-            None => self.outlives_turn(),
+        let Some(next) = self.network().stages.get(stage + 1) else { return self.outlives_turn() };
+        if !self.facts().is_interleaved {
+            return Kept::None;
         }
+        let passes = self.computed[stage + 1] == 0 && self.network().layers[next.head()].time.rule.passes_first();
+        let passed = if passes { self.kept_by_next_stage(stage + 1) } else { Kept::None };
+        Kept::From(self.first_queued[stage + 1]).min(if passed == Kept::From(0) { passed } else { Kept::None })
     }
 
     /// Which frames of a layer's input it keeps, or overwrites with frames that are kept. `output`: of its outputs,

@@ -2,8 +2,6 @@
 //! give and what they are called. It builds the graphs and has the numbers of the latents. Knows no layer, no device.
 
 pub mod qwen21;
-mod wan;
-pub mod wan21;
 pub mod wan22;
 
 use std::collections::BTreeMap;
@@ -13,11 +11,6 @@ pub use video_vae::internals::model::families::LatentScaling as Latent;
 
 /// The shapes of a checkpoint's tensors, by name.
 pub type Shapes = BTreeMap<String, Vec<u64>>;
-
-/// The length of an axis of a weight. None: there is no such tensor or axis.
-fn axis(shapes: &Shapes, name: &str, axis: usize) -> Option<u64> {
-    shapes.get(&format!("{name}.weight"))?.get(axis).copied()
-}
 
 /// What a family makes of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]

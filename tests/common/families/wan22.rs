@@ -1,7 +1,9 @@
 //! The autoencoder of Wan 2.2 5B, with the tensor names of its authors. Levels have shortcuts without parameters.
 
-use super::wan::{Level, Sizes};
 use super::{Latent, Model, Shapes};
+use std::borrow::Cow;
+use video_vae::internals::model::checkpoint::FileTensors;
+use video_vae::internals::model::families::wan::{Level, Sizes};
 use video_vae::internals::model::graph::{Graph, GraphBuilder, NodeId};
 
 pub const LATENT: Latent = Latent::Standardised {
@@ -29,7 +31,8 @@ pub fn model(shapes: &Shapes) -> Option<Model> {
 }
 
 pub(super) fn read(shapes: &Shapes) -> Option<Sizes> {
-    Sizes::read(shapes, encoder_block, decoder_block)
+    let tensors = shapes.iter().map(|(name, shape)| (Cow::Borrowed(name.as_str()), shape.as_slice()));
+    Sizes::of(&FileTensors::new(tensors, &[], None), encoder_block, decoder_block).ok()
 }
 
 fn encoder_block(level: u64, block: u64) -> String {

@@ -72,7 +72,7 @@ pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, precision: Precisio
 
 /// Whether the first frame of a clip is computed apart from others. Elsewhere patches are shared with it.
 fn has_first_frames(layout: &ConvLayout, precision: Precision) -> bool {
-    uses_winograd(layout, precision) && layout.slabs > u64::from(FIRST_FRAME_SLAB)
+    uses_winograd(layout, precision) && layout.has_first_frame_slab()
 }
 
 /// Whether a frame is such a frame.
@@ -119,7 +119,7 @@ impl<'a> CheckedConv<'a> {
         if layout.pairs.is_some() && layout.window != Window::Same {
             return Err(fail(op, "pairs of frames have another window than Same"));
         }
-        if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {
+        if op.statistics && (layout.norm.groups() == 0 || !layout.cout.is_multiple_of(layout.norm.groups())) {
             return Err(fail(op, "the groups do not divide the output's channels"));
         }
         let first = frames.iter().any(|frame| is_first(layout, weights.precision, frame));
@@ -180,6 +180,7 @@ impl<'a> CheckedConv<'a> {
                 width: self.grid.width,
                 channels: layout.shortcut.unwrap_or(0) as usize,
                 prologue: Prologue::None,
+                norm: layout.norm,
                 table: &[],
                 spread: self.grid.spread,
                 phase: (phase / 2, phase % 2),
@@ -191,6 +192,7 @@ impl<'a> CheckedConv<'a> {
             width: input.width as usize,
             channels: layout.cin as usize,
             prologue: layout.prologue,
+            norm: layout.norm,
             // SAFETY: by this function's contract.
             table: unsafe { self.norm_table(term, slot, table) },
             spread: 1,
@@ -246,7 +248,7 @@ impl<'a> CheckedConv<'a> {
             start.write_bytes(0, len);
             let table = std::slice::from_raw_parts_mut(start, len);
             let statistics = self.statistics(term.frame.0, self.op.input);
-            let statistics = std::slice::from_raw_parts(statistics, 2 * layout.groups as usize);
+            let statistics = std::slice::from_raw_parts(statistics, 2 * layout.norm.groups() as usize);
             let [gamma, beta] = self.weights.norm();
             norm::fill_table(table, statistics, gamma, beta);
             table
@@ -267,7 +269,7 @@ fn check_frame(
 ) -> Result<()> {
     let layout = &op.layout;
     let bytes = |shape: FrameShape| pixel_bytes(precision, shape);
-    let statistics = if op.statistics { layout.groups * 8 } else { 0 };
+    let statistics = if op.statistics { layout.norm.groups() * 8 } else { 0 };
     memory.block.region("output of a convolution", frame.out.0, bytes(output) + statistics)?;
     if let Some(residual) = frame.residual {
         memory.block.region("residual of a convolution", residual.0, bytes(output))?;
@@ -285,7 +287,7 @@ fn check_frame(
                 return Err(fail(op, "a term names a slab that does not exist"));
             }
             _ if layout.prologue == Prologue::None => bytes(op.input),
-            _ => bytes(op.input) + layout.groups * 8,
+            _ => bytes(op.input) + layout.norm.groups() * 8,
         };
         memory.block.region("input of a convolution", term.frame.0, bytes)?;
     }

@@ -61,7 +61,7 @@ pub fn square_of(layout: &ConvLayout, precision: Precision, first: bool) -> Opti
 
 /// Whether a slab is that of the first frame of a clip: see [`FIRST_FRAME_SLAB`].
 pub fn is_first_slab(layout: &ConvLayout, slab: u64) -> bool {
-    slab == u64::from(FIRST_FRAME_SLAB) && slab < layout.slabs
+    layout.has_first_frame_slab() && slab == u64::from(FIRST_FRAME_SLAB)
 }
 
 /// Products that are computed for an output pixel and a term of a later frame, in whole squares.
@@ -331,11 +331,21 @@ pub fn division(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::Prologue;
+    use crate::ir::{Norm, Prologue};
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
         let prologue = Prologue::NormSilu;
-        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: None }
+        ConvLayout {
+            cin,
+            cout,
+            window,
+            prologue,
+            slabs: 3,
+            shortcut: None,
+            biases: 1,
+            norm: Norm::Group { groups: 1 },
+            pairs: None,
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ fn write_statistics(pool: &Pool, conv: &CheckedConv, stop: &mut Stop) -> Result<
 fn combine_moments(conv: &CheckedConv, frame: usize) {
     let pixels: Vec<usize> = (0..conv.grid.areas()).map(|index| conv.grid.area(index).pixels()).collect();
     let count = pixels.len() * conv.phases() * conv.panels;
-    let len = 2 * conv.op.layout.groups as usize;
+    let len = 2 * conv.op.layout.norm.groups() as usize;
     // SAFETY: the tasks wrote all moments of the frame. Its statistics follow its pixels, as `new` checked, and are
     // zeroed before they are a slice.
     let (moments, into) = unsafe {

@@ -4,12 +4,14 @@
 use super::grid::{OutputArea, OutputGrid};
 use super::square::Square;
 use crate::backend::cpu::element::Element;
-use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
+use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, reciprocal_length, table_vectors};
 use crate::backend::cpu::simd::{Simd, SimdOp};
-use crate::ir::Prologue;
+use crate::ir::{Norm, Prologue};
 
 /// Channels of the largest block.
 const MOST_CHANNELS: usize = 32;
+/// Pixels of a pair's frames whose lengths are known at a time.
+const MOST_LENGTHS: usize = 64;
 
 /// The frame that a patch is made of.
 #[derive(Clone, Copy)]
@@ -19,6 +21,7 @@ pub struct PatchSource<'a, E> {
     pub width: usize,
     pub channels: usize,
     pub prologue: Prologue,
+    pub norm: Norm,
     /// Of the norm; empty without one.
     pub table: &'a [f32],
     /// Pixels of the frame from one column or row of the patch to the next.
@@ -31,6 +34,11 @@ impl<E> PatchSource<'_, E> {
     /// Elements of the frame from one row of the patch to the next.
     fn row_stride(&self) -> usize {
         self.spread * self.width * self.spread * self.channels
+    }
+
+    /// Whether pixels are divided by their length before the table is applied.
+    fn by_length(&self) -> bool {
+        self.norm == Norm::Pixel && self.prologue != Prologue::None
     }
 }
 
@@ -95,12 +103,15 @@ pub unsafe fn windowed_pair<S: Simd, E: Element>(
             for (into, _) in into.iter().zip(present).filter(|(_, present)| *present) {
                 line.clear(into.add(row), shared.channels, size);
             }
-            if line.first < line.end {
-                let at = row + line.first * E::BLOCK;
+            let most = if shared.by_length() { MOST_LENGTHS } else { size.columns };
+            for first in (line.first..line.end).step_by(most) {
+                let (at, before) = (row + first * E::BLOCK, (first - line.first) * shared.channels);
+                let start = |source: &PatchSource<E>| line.start(source).add(before);
                 S::enter(PairRow {
-                    from: sources.each_ref().map(|source| source.as_ref().map(|source| line.start(source))),
-                    pixels: line.end - line.first,
+                    from: sources.each_ref().map(|source| source.as_ref().map(start)),
+                    pixels: most.min(line.end - first),
                     channels: shared.channels,
+                    by_length: shared.by_length(),
                     kept: KeptInputs {
                         from: kept.from.map(|from| from.map(|from| from.add(at))),
                         into: kept.into.map(|into| into.map(|into| into.add(at))),
@@ -155,6 +166,7 @@ pub unsafe fn fill<S: Simd, E: Element>(
                     into: into.add(line.first * E::BLOCK),
                     block: size.block::<E>(),
                     prologue: source.prologue,
+                    by_length: source.by_length(),
                     table: source.table,
                     row_stride: source.row_stride(),
                 });
@@ -217,6 +229,8 @@ struct PairRow<'a, E> {
     from: [Option<*const E>; 4],
     pixels: usize,
     channels: usize,
+    /// Whether pixels are divided by their length. There are [`MOST_LENGTHS`] at most then.
+    by_length: bool,
     kept: KeptInputs<E>,
     into: [*mut E; 4],
     block: usize,
@@ -257,13 +271,17 @@ impl<E: Element> PairRow<'_, E> {
     unsafe fn combine<S: Simd, const NORM: bool, const SILU: bool, const FIRST: bool, const SECOND: bool>(&self) {
         let ([kept0, kept1], [keep2, keep3]) = (self.kept.from, self.kept.into);
         let [into0, into1, into2, into3] = self.into;
+        // Those that are kept have been normalised.
+        let fresh = [FIRST && kept0.is_none(), kept1.is_none(), true, SECOND];
+        // SAFETY: pixels of the run.
+        let factors = unsafe { self.factors(fresh) };
         for channel in (0..self.channels.next_multiple_of(E::BLOCK)).step_by(S::LANES) {
             // SAFETY: pixels of the run and their channels; the tables are padded to whole blocks.
             unsafe {
-                let d0 = self.channels_of::<S, NORM>(if FIRST { 0 } else { 1 }, channel);
-                let d1 = self.channels_of::<S, NORM>(1, channel);
-                let d2 = self.channels_of::<S, NORM>(2, channel);
-                let d3 = self.channels_of::<S, NORM>(if SECOND { 3 } else { 2 }, channel);
+                let d0 = self.channels_of::<S, NORM>(if FIRST { 0 } else { 1 }, channel, &factors);
+                let d1 = self.channels_of::<S, NORM>(1, channel, &factors);
+                let d2 = self.channels_of::<S, NORM>(2, channel, &factors);
+                let d3 = self.channels_of::<S, NORM>(if SECOND { 3 } else { 2 }, channel, &factors);
                 // Where the vector is in the patches.
                 let mut at = channel / E::BLOCK * self.block + channel % E::BLOCK;
                 for pixel in 0..self.pixels {
@@ -299,33 +317,60 @@ impl<E: Element> PairRow<'_, E> {
         }
     }
 
+    /// Of each `fresh` frame, the factors that bring its pixels to length 1, if they are divided by their length.
+    ///
+    /// # Safety
+    /// As [`SimdOp::run`].
+    #[inline(always)]
+    unsafe fn factors(&self, fresh: [bool; 4]) -> [[f32; MOST_LENGTHS]; 4] {
+        let mut factors = [[1.0; MOST_LENGTHS]; 4];
+        let frames = self.from.iter().zip(fresh).zip(&mut factors);
+        for ((from, _), factors) in frames.filter(|((_, fresh), _)| *fresh && self.by_length) {
+            let Some(from) = from else { continue };
+            for (pixel, factor) in factors.iter_mut().enumerate().take(self.pixels) {
+                // SAFETY: by this function's contract.
+                *factor = unsafe { reciprocal_length(from.add(pixel * self.channels), self.channels) };
+            }
+        }
+        factors
+    }
+
     /// A vector of channels of frame `i`.
     ///
     /// # Safety
     /// The frame is there, and as [`SimdOp::run`].
     #[inline(always)]
-    unsafe fn channels_of<S: Simd, const NORM: bool>(&self, i: usize, channel: usize) -> FrameChannels<S, E, NORM> {
+    unsafe fn channels_of<'a, S: Simd, const NORM: bool>(
+        &self,
+        i: usize,
+        channel: usize,
+        factors: &'a [[f32; MOST_LENGTHS]; 4],
+    ) -> FrameChannels<'a, S, E, NORM> {
         let from = self.from[i].unwrap_or(std::ptr::null()).wrapping_add(channel);
         // SAFETY: by this function's contract.
         let table = unsafe { table_vectors::<S, NORM>(self.tables[i], channel) };
         let ahead = if channel.is_multiple_of(E::BLOCK) { self.row_stride } else { 0 };
-        FrameChannels { from, step: self.channels, there: self.channels.saturating_sub(channel), table, ahead }
+        let factors = self.by_length.then_some(&factors[i]);
+        let (step, there) = (self.channels, self.channels.saturating_sub(channel));
+        FrameChannels { from, step, there, factors, table, ahead }
     }
 }
 
 /// A vector of channels of all pixels of a run.
-struct FrameChannels<S: Simd, E, const NORM: bool> {
+struct FrameChannels<'a, S: Simd, E, const NORM: bool> {
     from: *const E,
     /// Stride of pixels.
     step: usize,
     /// Channels that the frame has from there on.
     there: usize,
+    /// What each pixel is multiplied by before the table is applied.
+    factors: Option<&'a [f32; MOST_LENGTHS]>,
     table: [S::V; 3],
     /// From there to what is prefetched; 0 where no cache line begins.
     ahead: usize,
 }
 
-impl<S: Simd, E: Element, const NORM: bool> FrameChannels<S, E, NORM> {
+impl<S: Simd, E: Element, const NORM: bool> FrameChannels<'_, S, E, NORM> {
     /// The vector of one pixel after the prologue, rounded.
     ///
     /// # Safety
@@ -337,6 +382,7 @@ impl<S: Simd, E: Element, const NORM: bool> FrameChannels<S, E, NORM> {
         // SAFETY: by this function's contract.
         let value =
             unsafe { if self.there >= S::LANES { E::load::<S>(from) } else { load_padded::<S, E>(from, self.there) } };
+        let value = self.factors.map_or(value, |factors| S::mul(value, S::splat(factors[pixel])));
         E::rounded::<S>(normalise::<S, E, NORM, SILU>(value, self.table))
     }
 }
@@ -365,6 +411,8 @@ struct DirectRow<'a, E> {
     into: *mut E,
     block: usize,
     prologue: Prologue,
+    /// Whether pixels are divided by their length.
+    by_length: bool,
     table: &'a [f32],
     /// The next row is prefetched.
     row_stride: usize,
@@ -387,10 +435,11 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
             unsafe {
                 let from = self.from.add(pixel * self.from_step);
                 let into = self.into.add(pixel * E::BLOCK);
+                let factor = self.by_length.then(|| reciprocal_length(from, self.channels));
                 for channel in (0..whole).step_by(E::BLOCK) {
                     S::prefetch_later(from.wrapping_add(self.row_stride + channel).cast());
                     let into = into.add(channel / E::BLOCK * self.block);
-                    self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, into);
+                    self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, factor, into);
                 }
                 if whole < self.channels {
                     let mut rest = [E::of(0.0); MOST_CHANNELS];
@@ -398,7 +447,7 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
                         *value = *from.add(channel);
                     }
                     let into = into.add(whole / E::BLOCK * self.block);
-                    self.normalise_block::<S, NORM, SILU>(rest.as_ptr(), whole, into);
+                    self.normalise_block::<S, NORM, SILU>(rest.as_ptr(), whole, factor, into);
                 }
             }
         }
@@ -406,7 +455,7 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
 }
 
 impl<E: Element> DirectRow<'_, E> {
-    /// One block of one pixel.
+    /// One block of one pixel, which is multiplied by `factor` before the table is applied.
     ///
     /// # Safety
     /// As [`SimdOp::run`].
@@ -415,13 +464,16 @@ impl<E: Element> DirectRow<'_, E> {
         &self,
         from: *const E,
         channel: usize,
+        factor: Option<f32>,
         into: *mut E,
     ) {
         for lane in (0..E::BLOCK).step_by(S::LANES) {
             // SAFETY: the table is padded to whole blocks; `from` and `into` have one block each.
             unsafe {
                 let table = table_vectors::<S, NORM>(self.table, channel + lane);
-                E::store::<S>(into.add(lane), normalise::<S, E, NORM, SILU>(E::load::<S>(from.add(lane)), table));
+                let value = E::load::<S>(from.add(lane));
+                let value = factor.map_or(value, |factor| S::mul(value, S::splat(factor)));
+                E::store::<S>(into.add(lane), normalise::<S, E, NORM, SILU>(value, table));
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::backend::cpu::memory::{ALIGN, HostBlock};
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, WEIGHT_TILE, panel_count, panel_width};
 use crate::backend::{HostAllocator, Precision};
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, ConvSource, Prologue, WeightBlock, WeightPart};
+use crate::ir::{ConvLayout, ConvSource, Norm, Prologue, WeightBlock, WeightPart};
 
 /// Input channels of a part: few enough to stay in cache with the output channels of a panel. Whole blocks in every
 /// precision.
@@ -296,7 +296,10 @@ fn pack_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], 
 }
 
 fn check(layout: &ConvLayout) -> Result<()> {
-    let grouped = layout.prologue == Prologue::None || (layout.groups > 0 && layout.cin.is_multiple_of(layout.groups));
+    let grouped = match layout.norm {
+        Norm::Group { groups } => layout.prologue == Prologue::None || groups > 0 && layout.cin.is_multiple_of(groups),
+        Norm::Pixel => true,
+    };
     let sized = layout.cin > 0 && layout.cout > 0 && layout.shortcut != Some(0);
     if sized && grouped && layout.biases > 0 {
         return Ok(());

@@ -89,7 +89,7 @@ impl ConvCase {
                     round(random.fill(input.elements() as usize).iter().map(|v| v * 3.0 + 0.7 * i as f32).collect());
                 match layout.prologue {
                     Prologue::None => data,
-                    _ => with_statistics(&data, layout.cin as usize, layout.groups as usize),
+                    _ => with_statistics(&data, layout.cin as usize, layout.norm.groups() as usize),
                 }
             })
             .collect();
@@ -116,7 +116,7 @@ impl ConvCase {
         let (layout, output) = (self.layout, self.output());
         let mut arena = GuardedFrames::new(cpu);
         let inputs: Vec<DeviceOffset> =
-            self.inputs.iter().map(|data| arena.frame(self.input, layout.groups, data)).collect();
+            self.inputs.iter().map(|data| arena.frame(self.input, layout.norm.groups(), data)).collect();
         let shortcut = arena.frame(output.with_channels(layout.shortcut.unwrap_or(0)), 0, &self.shortcut);
         let residual = arena.frame(output, 0, &self.residual);
         let frames: Vec<ConvFrame<Offsets>> = self
@@ -128,7 +128,7 @@ impl ConvCase {
                     let frame = if *input == usize::MAX { shortcut } else { inputs[*input] };
                     terms.push(Term { frame, slab: *slab });
                 }
-                let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.groups)));
+                let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.norm.groups())));
                 ConvFrame { terms, bias: *bias, residual: add.then_some(residual), out }
             })
             .collect();
@@ -136,12 +136,12 @@ impl ConvCase {
         let scratch = arena.reserve(bytes);
         let mut memory = arena.build();
         let conv = crate::testing::prepare(cpu, (&(), 0), &layout, &mut self.weights)?;
-        let statistics = layout.cout.is_multiple_of(layout.groups);
+        let statistics = layout.cout.is_multiple_of(layout.norm.groups());
         for frames in frames.chunks(per_call) {
             let op = conv_op(layout, self.input, frames, statistics);
             run_op(cpu, &mut memory, op, std::slice::from_ref(&conv), scratch, stop)?;
         }
-        let more = if statistics { 2 * layout.groups as usize } else { 0 };
+        let more = if statistics { 2 * layout.norm.groups() as usize } else { 0 };
         assert_guard(&memory, scratch + bytes);
         Ok(frames.iter().map(|f| read(cpu, &memory, f.out.0, output, more)).collect())
     }
@@ -154,7 +154,7 @@ impl ConvCase {
             return v;
         }
         let c = index % self.layout.cin as usize;
-        let group = c / (self.layout.cin / self.layout.groups) as usize;
+        let group = c / (self.layout.cin / self.layout.norm.groups()) as usize;
         let statistics = &data[self.input.elements() as usize + 2 * group..];
         let v = (v - f64::from(statistics[0])) * f64::from(statistics[1]);
         let v = v * f64::from(self.weights.gamma[c]) + f64::from(self.weights.beta[c]);
@@ -285,5 +285,15 @@ impl ConvCase {
 }
 
 pub(super) fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
-    ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 2, groups: 1, pairs: None }
+    ConvLayout {
+        cin,
+        cout,
+        window,
+        prologue,
+        slabs: 3,
+        shortcut: None,
+        biases: 2,
+        norm: Norm::Group { groups: 1 },
+        pairs: None,
+    }
 }

@@ -25,7 +25,8 @@ fn matches_f64_in_all_kinds_and_sizes(precision: Precision, sizes: &[(u64, u64)]
                 seed += 1;
                 let prologue = [Prologue::None, Prologue::Norm, Prologue::NormSilu][seed as usize % 3];
                 let shortcut = [None, Some(5), Some(33)][seed as usize / 3 % 3];
-                let layout = ConvLayout { shortcut, groups, ..layout(cin, cout, window, prologue) };
+                let layout =
+                    ConvLayout { shortcut, norm: Norm::Group { groups }, ..layout(cin, cout, window, prologue) };
                 ConvCase::new(precision, layout, height, width, seed).check(&cpus);
             }
         }
@@ -42,7 +43,7 @@ fn convolution_matches_f64_over_many_areas() {
     ];
     let all = [Precision::Fp32, Precision::Bf16].into_iter().flat_map(|p| windows.map(|window| (p, window)));
     for (precision, (window, cin, height, width)) in all {
-        let layout = ConvLayout { groups: 2, ..layout(cin, 6, window, Prologue::NormSilu) };
+        let layout = ConvLayout { norm: Norm::Group { groups: 2 }, ..layout(cin, 6, window, Prologue::NormSilu) };
         let areas =
             crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin), precision, false)
                 .areas();
@@ -72,7 +73,7 @@ fn pairs_match_f64_in(precision: Precision) {
         for (cin, cout, groups) in channels {
             seed += 1;
             let shortcut = [None, Some(5), Some(33)][seed as usize % 3];
-            let layout = ConvLayout { shortcut, groups, ..paired(cin, cout) };
+            let layout = ConvLayout { shortcut, norm: Norm::Group { groups }, ..paired(cin, cout) };
             ConvCase::new(precision, layout, height, width, seed).check(&cpus);
         }
     }
@@ -88,7 +89,7 @@ fn large_squares_match_f64() {
         for (cin, cout) in LARGE {
             let single = layout(cin, cout, Window::Same, Prologue::NormSilu);
             for layout in [single, ConvLayout { shortcut: Some(33), ..paired(cin, cout) }] {
-                let layout = ConvLayout { groups: 2, ..layout };
+                let layout = ConvLayout { norm: Norm::Group { groups: 2 }, ..layout };
                 ConvCase::new(Precision::Fp32, layout, height, width, cin + height).check(&cpus);
             }
         }
@@ -102,7 +103,7 @@ fn frames_of_a_pair_have_the_same_bits_alone() {
         let large = [(Some(7), LARGE[0]), (None, LARGE[1])];
         let squares = if precision == Precision::Fp32 { &large[..] } else { &[] };
         for (shortcut, (cin, cout)) in small.iter().chain(squares).copied() {
-            let layout = ConvLayout { shortcut, groups: 4, ..paired(cin, cout) };
+            let layout = ConvLayout { shortcut, norm: Norm::Group { groups: 4 }, ..paired(cin, cout) };
             let mut case = ConvCase::new(precision, layout, 34, 40, 3);
             let grid = crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, precision, false);
             assert!(grid.areas() > 1);
@@ -131,7 +132,11 @@ fn convolution_may_have_no_terms() {
 fn convolution_bits_depend_on_neither_threads_nor_frames_per_call() {
     for (precision, instructions) in sets() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
-            let layout = ConvLayout { shortcut: Some(7), groups: 4, ..layout(264, 36, window, Prologue::NormSilu) };
+            let layout = ConvLayout {
+                shortcut: Some(7),
+                norm: Norm::Group { groups: 4 },
+                ..layout(264, 36, window, Prologue::NormSilu)
+            };
             let mut case = ConvCase::new(precision, layout, 34, 40, 3);
             assert!(crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, precision, false).areas() > 1);
             let expected = bits(&case.run(&cpu_in(precision, instructions, 1), 3, &mut || false).unwrap());
@@ -158,7 +163,7 @@ fn convolution_can_be_run_again_after_a_stop() {
 }
 
 fn runs_again_after_a_stop(precision: Precision, threads: usize) {
-    let layout = ConvLayout { groups: 4, ..layout(64, 64, Window::Same, Prologue::NormSilu) };
+    let layout = ConvLayout { norm: Norm::Group { groups: 4 }, ..layout(64, 64, Window::Same, Prologue::NormSilu) };
     let cpu = cpu_in(precision, Instructions::Auto, threads);
     let mut case = ConvCase::new(precision, layout, 120, 120, 3);
     let expected = bits(&case.run(&cpu, 3, &mut || false).unwrap());

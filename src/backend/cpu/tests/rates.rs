@@ -147,7 +147,7 @@ fn rates_of_layer_classes() {
                 slabs,
                 shortcut,
                 biases: 1,
-                groups: 1,
+                norm: Norm::Group { groups: 1 },
                 pairs: paired.then_some(PAIR_SLABS),
             };
             let input = FrameShape::new(height, width, cin);
@@ -173,8 +173,9 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instr
     let output = layout.window.output(input, layout.cout);
     let mut random = Lcg(1);
     let mut arena = GuardedFrames::new(cpu);
-    let pixels: Vec<f32> = random.fill((input.elements() + 2 * layout.groups) as usize);
-    let inputs: Vec<DeviceOffset> = (0..FRAMES + 2).map(|_| arena.frame(input, layout.groups, &pixels)).collect();
+    let pixels: Vec<f32> = random.fill((input.elements() + 2 * layout.norm.groups()) as usize);
+    let inputs: Vec<DeviceOffset> =
+        (0..FRAMES + 2).map(|_| arena.frame(input, layout.norm.groups(), &pixels)).collect();
     let shortcut = layout.shortcut.map(|channels| {
         let shape = output.with_channels(channels);
         arena.frame(shape, 0, &random.fill(shape.elements() as usize))
@@ -184,7 +185,7 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instr
             let slabs = if layout.pairs.is_some() { [[2, 0, 1], [0, 1, 3]][frame % 2] } else { [0, 1, 2] };
             let terms = (0..3).map(|i| Term { frame: inputs[frame + i], slab: slabs[i] });
             let shortcut = shortcut.map(|frame| Term { frame, slab: layout.slabs as u8 });
-            let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.groups)));
+            let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.norm.groups())));
             ConvFrame { terms: terms.chain(shortcut).collect(), bias: 0, residual: None, out }
         })
         .collect();

@@ -48,7 +48,7 @@ impl Launcher {
         if inputs.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", inputs.len())));
         }
-        let [in_bytes, out_bytes] = [input, output].map(|shape| self.sizes.frame_bytes(shape, layout.groups));
+        let [in_bytes, out_bytes] = [input, output].map(|shape| self.sizes.frame_bytes(shape, layout.norm.groups()));
         for input in &inputs {
             block.at(input.0, in_bytes)?;
         }

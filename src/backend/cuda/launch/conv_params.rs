@@ -124,7 +124,7 @@ impl ConvParamsBuilder<'_> {
     }
 
     fn slots(&self, frames: impl Iterator<Item = DeviceOffset> + Clone, shape: FrameShape) -> Result<FrameStride> {
-        let bytes = self.sizes.frame_bytes(shape, self.conv.layout.groups);
+        let bytes = self.sizes.frame_bytes(shape, self.conv.layout.norm.groups());
         FrameStride::new(frames.map(|frame| self.block.address(frame)), bytes)
     }
 
@@ -339,7 +339,7 @@ impl ConvParamsBuilder<'_> {
         let Some(NextNorm { of: NormOf { weights, layout, .. }, statistics }) = &self.band.next_norm else {
             return Ok(());
         };
-        let at = |frame: &DeviceOffset| self.block.at(frame.0, self.sizes.statistics_bytes(layout.groups));
+        let at = |frame: &DeviceOffset| self.block.at(frame.0, self.sizes.statistics_bytes(layout.norm.groups()));
         let addresses = statistics.iter().map(at).collect::<Result<Vec<u64>>>()?;
         let slots = FrameStride::new(addresses.iter().copied(), 8)?;
         params.norm = norm_params(weights, layout, slots.address(), slots.bytes() / 8);

@@ -19,8 +19,8 @@ pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u6
         gamma: weights.gamma,
         beta: weights.beta,
         stride,
-        groups: layout.groups as i32,
-        group_channels: (layout.cin / layout.groups) as i32,
+        groups: layout.norm.groups() as i32,
+        group_channels: (layout.cin / layout.norm.groups()) as i32,
     }
 }
 
@@ -49,7 +49,7 @@ impl LaunchNorm for Launcher {
     ) -> Result<()> {
         let channels = tiling::channel_stride(shape.channels);
         let address = block.at(first.0, pixels * channels * self.sizes.element())?;
-        let statistics = block.at(statistics.0, self.sizes.statistics_bytes(layout.groups))?;
+        let statistics = block.at(statistics.0, self.sizes.statistics_bytes(layout.norm.groups()))?;
         let params = NormParams {
             norm: norm_params(weights, layout, statistics, 0),
             input: address,
@@ -68,7 +68,7 @@ impl LaunchNorm for Launcher {
         frames: &[(DeviceOffset, DeviceOffset)],
         rows: Option<NormRows>,
     ) -> Result<()> {
-        let bytes = self.sizes.frame_bytes(shape, layout.groups);
+        let bytes = self.sizes.frame_bytes(shape, layout.norm.groups());
         let NormRows { rows, out_bytes } = rows.unwrap_or(NormRows { rows: 0..shape.height, out_bytes: bytes });
         let row = self.sizes.row_bytes(shape);
         for (from, to) in frames {
@@ -99,14 +99,14 @@ impl LaunchNorm for Launcher {
         if !of.statistics {
             return Ok(());
         }
-        let statistics = into.iter().map(|at| block.at(at.0, self.sizes.statistics_bytes(layout.groups)));
+        let statistics = into.iter().map(|at| block.at(at.0, self.sizes.statistics_bytes(layout.norm.groups())));
         let statistics = statistics.collect::<Result<Vec<u64>>>()?;
         let shape = layout.window.output(of.input, layout.cout);
         let (slots, count) = (FrameStride::new(statistics.iter().copied(), 8)?, statistics.len());
-        let group_channels = (layout.cout / layout.groups) as i32;
+        let group_channels = (layout.cout / layout.norm.groups()) as i32;
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
         let (statistics, stride) = (slots.address(), slots.bytes() / 8);
-        let grid = [layout.groups as u32, count as u32];
+        let grid = [layout.norm.groups() as u32, count as u32];
         if tiling::has_statistics_records(layout) {
             let params = FinalizeParams {
                 records: conv.records,
@@ -114,7 +114,7 @@ impl LaunchNorm for Launcher {
                 stride,
                 quads: conv.channel_tiles * TILE_CHANNELS as i32 / 4,
                 group_quads: group_channels / 4,
-                groups: layout.groups as i32,
+                groups: layout.norm.groups() as i32,
                 phases: conv.phases,
                 height: conv.height,
                 width: conv.width,
@@ -132,7 +132,7 @@ impl LaunchNorm for Launcher {
                 pixels: shape.pixels() as i64,
                 channels: conv.cout,
                 group_channels,
-                groups: layout.groups as i32,
+                groups: layout.norm.groups() as i32,
                 eps: EPSILON,
                 slot,
             };

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::backend::Precision;
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, FrameShape, PairSlabs, Prologue, Window};
+use crate::ir::{ConvLayout, FrameShape, Norm, PairSlabs, Prologue, Window};
 
 /// The most frames of one launch.
 pub const MAX_FRAMES: usize = 32;
@@ -184,7 +184,7 @@ pub fn passes_partial_sums(layout: &ConvLayout) -> bool {
 
 /// Whether groups consist of the fours of channels that statistics records cover.
 pub fn has_statistics_records(layout: &ConvLayout) -> bool {
-    (layout.cout / layout.groups.max(1)).is_multiple_of(4)
+    (layout.cout / layout.norm.groups().max(1)).is_multiple_of(4)
 }
 
 /// The taps of a phase in the order the kernels use them: plane by plane.
@@ -215,6 +215,9 @@ fn check_conv(precision: Precision, layout: &ConvLayout) -> Result<()> {
     ConvKernel::of(layout)?;
     if layout.pairs.is_some_and(|pairs| pairs != PAIRS) {
         return Err(Error::Internal(format!("pairs of frames with slabs {:?}", layout.pairs)));
+    }
+    if layout.norm == Norm::Pixel {
+        return refuse("a norm of each pixel by the length of its channels".into());
     }
     let most = MOST_NORM_BYTES / precision.bytes();
     if layout.prologue != Prologue::None && channel_stride(layout.cin) > most {

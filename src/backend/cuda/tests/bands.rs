@@ -6,7 +6,7 @@ use crate::ir::CacheFormat;
 
 #[test]
 fn bands_match_whole_frames_bit_for_bit() {
-    let head = ConvLayout { groups: 8, ..layout(3, 32, Window::Same, Prologue::None) };
+    let head = ConvLayout { norm: Norm::Group { groups: 8 }, ..layout(3, 32, Window::Same, Prologue::None) };
     let layer = layout(32, 32, Window::Same, Prologue::NormSilu);
     for gpu in gpus() {
         for (height, width) in [(70, 77), (16, 300), (150, 33)] {
@@ -23,7 +23,7 @@ fn bands_match_whole_frames_bit_for_bit() {
 /// Every placement gives the same bits, close to frames that are rounded here.
 #[test]
 fn bands_with_caches_in_8_bits_read_them_as_they_are_rounded() {
-    let head = ConvLayout { groups: 8, ..layout(3, 32, Window::Same, Prologue::None) };
+    let head = ConvLayout { norm: Norm::Group { groups: 8 }, ..layout(3, 32, Window::Same, Prologue::None) };
     for channels in [32, 128] {
         let head = ConvLayout { cout: channels, ..head };
         let layer = layout(channels, channels, Window::Same, Prologue::NormSilu);
@@ -54,8 +54,9 @@ fn rematerialised_frames_are_normalised_as_whole_frames() {
         for (channels, groups, prologue) in
             [(128, 32, Prologue::NormSilu), (40, 10, Prologue::Norm), (144, 4, Prologue::NormSilu)]
         {
-            let head = ConvLayout { groups, ..layout(3, channels, Window::Same, Prologue::None) };
-            let layer = ConvLayout { groups, ..layout(channels, channels, Window::Same, prologue) };
+            let head = ConvLayout { norm: Norm::Group { groups }, ..layout(3, channels, Window::Same, Prologue::None) };
+            let layer =
+                ConvLayout { norm: Norm::Group { groups }, ..layout(channels, channels, Window::Same, prologue) };
             let whole = outputs(&gpu, (&head, &layer), (70, 165), None);
             let banded = outputs(&gpu, (&head, &layer), (70, 165), Some(Cache::Recomputed));
             assert!(banded == whole, "{channels} channels in {groups} groups, {}", name(&gpu));
@@ -67,8 +68,11 @@ fn rematerialised_frames_are_normalised_as_whole_frames() {
 fn rematerialised_hidden_frames_change_no_bit() {
     for gpu in gpus() {
         for (channels, groups) in [(128, 32), (40, 10)] {
-            let head = ConvLayout { groups, ..layout(3, channels, Window::Same, Prologue::None) };
-            let layer = ConvLayout { groups, ..layout(channels, channels, Window::Same, Prologue::NormSilu) };
+            let head = ConvLayout { norm: Norm::Group { groups }, ..layout(3, channels, Window::Same, Prologue::None) };
+            let layer = ConvLayout {
+                norm: Norm::Group { groups },
+                ..layout(channels, channels, Window::Same, Prologue::NormSilu)
+            };
             for size in [(70, 77), (150, 165)] {
                 let whole = block_outputs(&gpu, &head, &layer, size, None);
                 for hidden in [CACHE_FRAMES, 3, FRAMES - 1] {

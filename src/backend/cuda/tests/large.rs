@@ -55,7 +55,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let layout = |cin, cout, window, prologue| ConvLayout {
         slabs: 1,
         biases: 1,
-        groups: count,
+        norm: Norm::Group { groups: count },
         ..super::layout(cin, cout, window, prologue)
     };
     let same = layout(CHANNELS, CHANNELS, Window::Same, Prologue::None);
@@ -134,7 +134,12 @@ fn conv_reaches_past_2_31_elements() {
 fn conv_out_reaches_past_2_31_units() {
     const BEYOND: u64 = 512;
     let _alone = ALONE.lock();
-    let layout = ConvLayout { slabs: 1, biases: 1, groups: 1, ..layout(128, 3, Window::Same, Prologue::NormSilu) };
+    let layout = ConvLayout {
+        slabs: 1,
+        biases: 1,
+        norm: Norm::Group { groups: 1 },
+        ..layout(128, 3, Window::Same, Prologue::NormSilu)
+    };
     for cuda in &gpus() {
         let sizes = cuda.launcher.sizes;
         let last_rows = |height: u64| {

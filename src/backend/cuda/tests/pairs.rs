@@ -47,7 +47,7 @@ impl ClipCase {
         let output = layout.window.output(input, layout.cout);
         let shortcut_shape = input.with_channels(layout.shortcut.unwrap_or(1));
         let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
-        let bytes = |shape| sizes.frame_bytes(shape, layout.groups);
+        let bytes = |shape| sizes.frame_bytes(shape, layout.norm.groups());
         let mut take = |shape| places.frames(bytes(shape), FRAMES);
         let (inputs, shortcuts, residuals, outs) = (take(input), take(shortcut_shape), take(output), take(output));
         let staging =

@@ -11,7 +11,7 @@ const OUTPUTS: usize = 3;
 pub fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usize>]) -> Vec<Vec<u8>> {
     let output = layout.window.output(input, layout.cout);
     let (sizes, mut places) = (gpu.sizes(), BlockPlaces::default());
-    let [in_bytes, out_bytes] = [input, output].map(|shape| sizes.frame_bytes(shape, layout.groups));
+    let [in_bytes, out_bytes] = [input, output].map(|shape| sizes.frame_bytes(shape, layout.norm.groups()));
     let (inputs, outs) = (places.frames(in_bytes, INPUTS), places.frames(out_bytes, OUTPUTS));
     let sums = places.frames(sizes.partial_sums(layout, input, 1).unwrap().bytes, 2);
     let (scratch, staging) = (sizes.conv_scratch(layout, input, OUTPUTS as u64), sizes.staging_bytes(input));
@@ -37,7 +37,7 @@ pub fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range
         job.finish();
         job.write(seen_again, &vec![0xff; in_bytes as usize]);
     }
-    job.read(&outs, gpu.launcher.sizes.data_bytes(output) + layout.groups * 8)
+    job.read(&outs, gpu.launcher.sizes.data_bytes(output) + layout.norm.groups() * 8)
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn split_convolutions_keep_their_bits() {
 
 #[test]
 fn split_bands_and_partial_sums_keep_their_bits_and_statistics() {
-    let head = ConvLayout { groups: 8, ..layout(3, 32, Window::Same, Prologue::None) };
+    let head = ConvLayout { norm: Norm::Group { groups: 8 }, ..layout(3, 32, Window::Same, Prologue::None) };
     let layer = layout(32, 32, Window::Same, Prologue::NormSilu);
     let halves = ConvLayout { slabs: 4, biases: 1, ..layout(72, 128, Window::Down, Prologue::None) };
     for mut gpu in gpus() {

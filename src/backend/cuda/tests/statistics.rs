@@ -25,7 +25,7 @@ fn expected(values: &[f32], frame: usize, shape: FrameShape, groups: u64) -> Vec
 /// Compares the statistics of all frames of a case. `most`: the largest relative error.
 fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
     let (values, frames) = case.run(gpu, std::slice::from_ref(&(0..FRAMES)));
-    let groups = case.layout.groups;
+    let groups = case.layout.norm.groups();
     let output = case.layout.window.output(case.input, case.layout.cout);
     for (t, bytes) in frames.iter().enumerate() {
         let floats = bytes[gpu.launcher.sizes.data_bytes(output) as usize..].chunks_exact(4);

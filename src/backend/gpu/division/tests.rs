@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::ir::{BandInput, ConvLayout, Prologue, Rematerialise, SplitColumns, Window};
+use crate::ir::{BandInput, ConvLayout, Norm, Prologue, Rematerialise, SplitColumns, Window};
 
 /// Tiles of every kernel begin at multiples of this many columns.
 const COLUMN_STEP: u64 = 32;
@@ -284,7 +284,17 @@ impl BandSteps for SymbolicRun<'_> {
 
 fn layout(shortcut: Option<u64>) -> ConvLayout {
     let (window, prologue) = (Window::Same, Prologue::NormSilu);
-    ConvLayout { cin: 16, cout: 16, window, prologue, slabs: 3, shortcut, biases: 1, groups: 4, pairs: None }
+    ConvLayout {
+        cin: 16,
+        cout: 16,
+        window,
+        prologue,
+        slabs: 3,
+        shortcut,
+        biases: 1,
+        norm: Norm::Group { groups: 4 },
+        pairs: None,
+    }
 }
 
 /// An operation without caches.

@@ -7,7 +7,7 @@ use self::host::{HostGpu, WaitSite};
 use crate::backend::tests::bands::{CACHE_FRAMES, Cache, FRAMES, Still, block_outputs, run_chunks, still_outputs};
 use crate::backend::tests::{BlockPlaces, KernelJob, Room, layout, plain_load, plain_store};
 use crate::backend::{DeviceFacts, Execution};
-use crate::ir::{CacheFormat, ConvLayout, DType, FrameShape, Prologue, TensorDevice, View, Window};
+use crate::ir::{CacheFormat, ConvLayout, DType, FrameShape, Norm, Prologue, TensorDevice, View, Window};
 
 const CHANNELS: u64 = 16;
 /// Six bands, of which three are in flight, and columns that are no multiple of a step.
@@ -16,7 +16,7 @@ const SIZE: (u64, u64) = (84, 19);
 type Bits = Vec<Vec<u8>>;
 
 fn layers() -> [ConvLayout; 2] {
-    let head = ConvLayout { groups: 8, ..layout(3, CHANNELS, Window::Same, Prologue::None) };
+    let head = ConvLayout { norm: Norm::Group { groups: 8 }, ..layout(3, CHANNELS, Window::Same, Prologue::None) };
     [head, layout(CHANNELS, CHANNELS, Window::Same, Prologue::NormSilu)]
 }
 

@@ -119,7 +119,7 @@ impl ConvWork {
         let shortcut = whole.with_channels(layout.shortcut.unwrap_or(0));
         let (mut places, mut filled) = (Frames { end: 0 }, Vec::new());
         let mut fill = |bytes: Vec<u8>| {
-            let at = places.take(bytes.len() as u64 + layout.groups * 8);
+            let at = places.take(bytes.len() as u64 + layout.norm.groups() * 8);
             filled.push((at, bytes));
             at
         };
@@ -177,14 +177,20 @@ impl Norm {
     }
 
     pub fn run(&self, block: &SharedBytes, from: u64, to: u64, pixels: u64, statistics: DeviceOffset) {
-        let (channels, groups) = (self.layout.cin as usize, self.layout.groups as usize);
+        let (channels, groups) = (self.layout.cin as usize, self.layout.norm.groups() as usize);
         let statistics = block.floats(statistics.0, 2 * groups as u64);
         let [gamma, beta] = self.weights.norm();
         let mut values = block.floats(from, pixels * channels as u64);
         for pixel in values.chunks_mut(channels) {
+            let length = pixel.iter().map(|value| value * value).sum::<f32>().sqrt().max(1e-12);
             for (c, value) in pixel.iter_mut().enumerate() {
-                let group = c / (channels / groups);
-                let normal = (*value - statistics[2 * group]) * (gamma[c] * statistics[2 * group + 1]) + beta[c];
+                let normal = match self.layout.norm {
+                    crate::ir::Norm::Group { groups } => {
+                        let group = c / (channels / groups as usize);
+                        (*value - statistics[2 * group]) * (gamma[c] * statistics[2 * group + 1]) + beta[c]
+                    }
+                    crate::ir::Norm::Pixel => *value / length * gamma[c],
+                };
                 let silu = self.layout.prologue == Prologue::NormSilu;
                 *value = if silu { normal / (1.0 + (-normal).exp()) } else { normal };
             }

@@ -321,7 +321,7 @@ impl LaunchNorm for HostGpu {
     fn statistics(&self, block: &SharedBytes, conv: &ConvLaunch, (): &(), into: &[DeviceOffset]) -> Result<()> {
         if conv.statistics {
             let output = conv.layout.window.output(conv.input, conv.layout.cout);
-            let (groups, scratch, into) = (conv.layout.groups, conv.scratch, into.to_vec());
+            let (groups, scratch, into) = (conv.layout.norm.groups(), conv.scratch, into.to_vec());
             self.launch(None, block, move |_, block| kernels::statistics(block, output, groups, scratch, &into));
         }
         Ok(())

@@ -1,10 +1,11 @@
-//! What the families of Wan share: sizes, blocks, and the change of resolution and frame rate.
+//! What the families of Wan share: sizes, blocks, and the change of resolution and frame rate. Graphs have the authors'
+//! tensor names.
 
-use super::{Shapes, axis};
-use video_vae::internals::model::families::blocks::{AttentionStyle, Style, frame_conv};
-use video_vae::internals::model::graph::{
-    Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis,
-};
+use super::blocks::{AttentionStyle, MAX_CHANNELS, MAX_LATENT, MAX_LEVELS, Style, frame_conv};
+use crate::model::checkpoint::FileTensors;
+use crate::model::geometry::Geometry;
+use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use crate::safetensors::Check;
 
 /// Residual blocks of an encoder level. A decoder level has one more.
 pub const LAYERS: u64 = 2;
@@ -40,26 +41,43 @@ pub struct Resampling {
 pub type BlockName = fn(level: u64, block: u64) -> String;
 
 impl Sizes {
-    /// None: the tensors are of another family.
-    pub fn read(shapes: &Shapes, encoder_block: BlockName, decoder_block: BlockName) -> Option<Sizes> {
-        let levels = |block_name: BlockName, layers: u64| -> Option<Vec<Level>> {
-            let level = |level: u64| {
-                let last = block_name(level, layers);
-                let time = axis(shapes, &format!("{last}.time_conv"), 0).is_some();
-                let resampled = axis(shapes, &format!("{last}.resample.1"), 0);
-                let channels = axis(shapes, &format!("{}.residual.2", block_name(level, 0)), 0)?;
-                Some(Level { channels, resampling: resampled.map(|channels| Resampling { channels, time }) })
-            };
-            let levels: Vec<Level> = (0..).map_while(level).collect();
-            (!levels.is_empty()).then_some(levels)
-        };
-        Some(Sizes {
-            pixel_channels: [axis(shapes, "encoder.conv1", 1)?, axis(shapes, "decoder.head.2", 0)?],
-            latent_channels: axis(shapes, "conv2", 1)?,
-            time_kernel: axis(shapes, "decoder.head.2", 2)?,
-            encoder: levels(encoder_block, LAYERS)?,
-            decoder: levels(decoder_block, LAYERS + 1)?,
+    /// The sizes that the tensors imply. Reads only the shapes that it needs; the comparison with the graphs checks all
+    /// of them.
+    pub fn of(tensors: &FileTensors, encoder_block: BlockName, decoder_block: BlockName) -> Check<Sizes> {
+        let (encoder, decoder) = (levels(tensors, encoder_block, LAYERS)?, levels(tensors, decoder_block, LAYERS + 1)?);
+        let [down, up] = [&encoder, &decoder].map(|levels| (levels.len(), time_scale(levels)));
+        if down != up {
+            return Err(format!(
+                "the encoder has {} resolution levels and {} frames a latent, the decoder {} and {}; expected the same",
+                down.0, down.1, up.0, up.1
+            ));
+        }
+        let pixels = tensors.dimension("encoder.conv1.weight", 1, "input channels (those of a pixel)", MAX_PIXEL)?;
+        Ok(Sizes {
+            pixel_channels: [pixels, outputs(tensors, "decoder.head.2", MAX_PIXEL)?],
+            latent_channels: outputs(tensors, "conv2", MAX_LATENT)?,
+            time_kernel: tensors.dimension("decoder.head.2.weight", 2, "frames", 3)?,
+            encoder,
+            decoder,
         })
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            pixel_channels: self.pixel_channels[0],
+            latent_channels: self.latent_channels,
+            space: 1 << (self.encoder.len() - 1),
+            time: time_scale(&self.encoder),
+            packing: 1,
+        }
+    }
+
+    /// In words.
+    pub fn description(&self) -> String {
+        let channels = |levels: &[Level]| levels.iter().map(|level| level.channels).collect::<Vec<u64>>();
+        let [down, up] = [&self.encoder, &self.decoder].map(|levels| channels(levels));
+        let ([from, to], latent) = (self.pixel_channels, self.latent_channels);
+        format!("channels {down:?} and {up:?}, {from} and {to} pixel channels, {latent} latent channels")
     }
 
     pub fn style(&self) -> Style {
@@ -77,7 +95,6 @@ impl Sizes {
             middle: ["0", "1", "2"],
         }
     }
-
     /// The encoder behind its levels.
     pub fn finish_encoder(&self, mut graph: GraphBuilder, x: NodeId) -> Graph {
         let (style, outputs) = (self.style(), 2 * self.latent_channels);
@@ -141,4 +158,39 @@ impl Sizes {
             weight_axes: 5,
         }
     }
+}
+
+/// The levels of a side. Another one follows where its first block is there.
+fn levels(tensors: &FileTensors, block: BlockName, layers: u64) -> Check<Vec<Level>> {
+    let mut levels = vec![level(tensors, block, layers, 0)?];
+    while levels[levels.len() - 1].resampling.is_some() && levels.len() < MAX_LEVELS as usize {
+        levels.push(level(tensors, block, layers, levels.len() as u64)?);
+    }
+    Ok(levels)
+}
+
+fn level(tensors: &FileTensors, block: BlockName, layers: u64, level: u64) -> Check<Level> {
+    let convolution = |level: u64| format!("{}.residual.2", block(level, 0));
+    let change = block(level, layers);
+    let resampling = match tensors.has(&format!("{}.weight", convolution(level + 1))) {
+        true => Some(Resampling {
+            channels: outputs(tensors, &format!("{change}.resample.1"), MAX_CHANNELS)?,
+            time: tensors.has(&format!("{change}.time_conv.weight")),
+        }),
+        false => None,
+    };
+    Ok(Level { channels: outputs(tensors, &convolution(level), MAX_CHANNELS)?, resampling })
+}
+
+/// Output channels of a convolution.
+fn outputs(tensors: &FileTensors, name: &str, most: u64) -> Check<u64> {
+    tensors.dimension(&format!("{name}.weight"), 0, "output channels", most)
+}
+
+/// Channels of a pixel at most: of patches of 2 x 2 with an alpha channel.
+const MAX_PIXEL: u64 = 16;
+
+/// Frames of video per latent frame.
+fn time_scale(levels: &[Level]) -> u64 {
+    1 << levels.iter().filter(|level| level.resampling.is_some_and(|change| change.time)).count()
 }

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ..checkpoint import Header
 from ..model import Model
-from .files import Header
+from .files import tensor
 from .module import Autoencoder, Config, Convention
 
 IMAGES = Convention(images=True, pads=False, clamps=False)
@@ -75,8 +76,8 @@ class AutoencoderKLFlux2(Autoencoder):
         channels = self.config.latent_channels * math.prod(self.config.patch_size)
         self.bn = torch.nn.BatchNorm2d(channels, eps=self.config.batch_norm_eps, affine=False).eval()
         place = {"device": self.device, "dtype": self.dtype}
-        self.bn.running_mean = header.read("bn.running_mean").to(**place)
-        self.bn.running_var = header.read("bn.running_var").to(**place)
+        self.bn.running_mean = tensor(header, "bn.running_mean").to(**place)
+        self.bn.running_var = tensor(header, "bn.running_var").to(**place)
 
 
 class _AutoencoderOfVideo(Autoencoder):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..checkpoint import Header
 from ..errors import CheckpointError
 
 # What a folder's file is called: numz's, Comfy-Org's and diffusers' names.
@@ -58,30 +58,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not key.startswith("_")}
 
 
-class Header:
-    """Names and shapes of the tensors of a safetensors file. The library has checked the file before."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            self._tensors = json.loads(opened.read(length))
-        self._start = 8 + length
-
-    def matching(self, pattern: str) -> dict[tuple[str, ...], list[int]]:
-        """The shapes of the tensors whose names end as the expression says, by the groups of the expression."""
-        ending = re.compile(f"(?:.*\\.)?{pattern}")
-        found = ((ending.fullmatch(name), entry) for name, entry in self._tensors.items())
-        return {match.groups(): entry["shape"] for match, entry in found if match}
-
-    def read(self, ending: str) -> torch.Tensor:
-        """The tensor whose name ends so."""
-        name = next((name for name in self._tensors if f".{name}".endswith(f".{ending}")), None)
-        if name is None:
-            raise CheckpointError(f"{self._file}: it has no tensor {ending}")
-        entry = self._tensors[name]
-        start, end = entry["data_offsets"]
-        with self._file.open("rb") as opened:
-            opened.seek(self._start + start)
-            data = bytearray(opened.read(end - start))
-        return torch.frombuffer(data, dtype=DTYPES[entry["dtype"]]).reshape(entry["shape"]).float()
+def tensor(header: Header, ending: str) -> torch.Tensor:
+    """The tensor whose name ends so, in f32."""
+    raw = header.read(ending)
+    return torch.frombuffer(raw.data, dtype=DTYPES[raw.dtype]).reshape(raw.shape).float()

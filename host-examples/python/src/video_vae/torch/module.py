@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import torch
 
 from .._progress import Progress
+from ..checkpoint import Header
 from ..errors import CheckpointError
 from ..model import Model
 from ..vae import VideoVae
-from .files import FILES, Header, checkpoint_in, config_beside, read_config
+from .files import FILES, checkpoint_in, config_beside, read_config
 from .hooks import NoBackward, entry
 from .outputs import DecoderOutput, DiagonalGaussianDistribution, EncoderOutput
 

@@ -22,7 +22,7 @@ use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
     nonfinite,
 };
-use crate::backend::{Backend, NonFinite, Note};
+use crate::backend::{Backend, NonFinite, Note, Precision};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
@@ -106,8 +106,7 @@ impl<B: Backend> Engine<B> {
 
     /// What bits depend on, beside the input, for people.
     fn told_arithmetic(&self) -> String {
-        let overflows = self.settings.precision.is_none() && self.auto == AutoPrecision::Overflows;
-        let why = if overflows { ", because values overflow in fp16" } else { "" };
+        let why = if self.has_left_fp16() { ", because values overflow in fp16" } else { "" };
         format!("{}{why}", self.arithmetic())
     }
 
@@ -236,7 +235,7 @@ impl<B: Backend> Engine<B> {
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // The first call of `precision=auto` waits, to learn whether fp16 holds.
-        let end = stream.filter(|_| !self.auto.waits(&self.settings, self.backend.precision()));
+        let end = stream.filter(|_| !self.auto.waits(direction, &self.settings, self.backend.precision()));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = workspace.finish(&*self.backend, end, &self.settings, place);
         if finished.is_ok() {
@@ -245,7 +244,7 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
         let seen = result.and(finished)?;
         if end.is_none() {
-            self.auto = self.auto.after(seen);
+            self.auto.learn(direction, seen);
         }
         Ok((plan, seen))
     }
@@ -362,13 +361,18 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn has_left_fp16(&self) -> bool {
-        self.auto == AutoPrecision::Overflows
+        self.settings.precision.is_none() && self.auto.overflows
+    }
+
+    fn may_leave_fp16(&self) -> bool {
+        self.auto.is_open(&self.settings, self.backend.precision())
     }
 
     fn leave_fp16(&mut self) -> Result<()> {
-        self.auto = AutoPrecision::Overflows;
-        let backend = Arc::new((self.make)(&self.effective(&self.settings))?);
-        let networks = networks(&*backend, &self.model, &self.settings, self.latents.packing)?;
+        let settings = Settings { precision: Some(Precision::Bf16), ..self.settings.clone() };
+        let backend = Arc::new((self.make)(&settings)?);
+        let networks = networks(&*backend, &self.model, &settings, self.latents.packing)?;
+        self.auto.overflows = true;
         self.adopt(backend, networks);
         self.tuned = OnceCell::new();
         Ok(())
@@ -433,7 +437,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mut plan, mut seen) = self.run_once(call, control)?;
-        if self.auto.overflows(&self.settings, self.backend.precision(), seen) {
+        if self.auto.is_overflow(&self.settings, self.backend.precision(), seen) {
             control.warn(format_args!(
                 "{}: values overflow in fp16, so this call is repeated in bf16, and the handle stays with it; set \
                  precision to bf16 to begin with it",
@@ -492,4 +496,4 @@ impl<B: Backend> Session for Engine<B> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

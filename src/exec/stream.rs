@@ -159,7 +159,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let Computing { backend, settings, place, auto, .. } = &mut self.computing;
-        let stream = stream.filter(|_| !auto.waits(settings, backend.precision()));
+        let stream = stream.filter(|_| !auto.waits(network.direction, settings, backend.precision()));
         let finished = self.workspace.finish(&**backend, stream, settings, *place);
         // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
@@ -168,12 +168,12 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.seen.loaded |= seen.loaded;
         self.seen.stored |= seen.stored;
         let pull = result?;
-        if auto.overflows(settings, backend.precision(), self.seen) {
+        if auto.is_overflow(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);
             return Err(nonfinite::overflowed_stream(network.direction));
         }
         if stream.is_none() && matches!(pull, Pull::Written) {
-            *auto = auto.after(self.seen);
+            auto.learn(network.direction, self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;

@@ -9,6 +9,7 @@ mod devices;
 mod failure;
 pub mod families;
 mod files;
+pub mod hub;
 pub mod oracle;
 pub mod planner;
 pub mod process;

@@ -9,7 +9,7 @@ use crate::options::ModelOptions;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::vae::Vae;
-use crate::{Result, units};
+use crate::{Result, models, units};
 
 const EXAMPLES: &str = "Examples:
   vvae check ema_vae_fp16.safetensors
@@ -47,7 +47,8 @@ impl Check {
         let [frames, height, width] = self.shape;
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
         let input = clip::make(kind, frames)?;
-        let vae = self.model.open(&self.checkpoint)?;
+        let checkpoint = models::resolve(&self.checkpoint)?;
+        let vae = self.model.open(&checkpoint)?;
         let exact = results(&vae, &input, "fp32")?;
         let fast = ["fp16", "bf16"].into_iter().find(|precision| vae.configure("precision", precision).is_ok());
         let fast = fast.ok_or("this device has no precision but fp32; name another with --device")?;
@@ -62,14 +63,14 @@ impl Check {
         };
         let apart = metrics::compare(&exact.video, &other.video);
         let through = metrics::compare(&input, &exact.video);
-        let name = self.checkpoint.file_name().unwrap_or_default().to_string_lossy();
+        let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let device = super::info::device_name(&self.model.device)?;
         // SAFETY: takes nothing.
         let version = api::text(unsafe { (api::api()?.vvae_version)() });
         say!(
             "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {holds}; {fast} against \
              fp32: latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
-            fingerprint(&self.checkpoint)?,
+            fingerprint(&checkpoint)?,
             apart.psnr,
             through.psnr,
             through.ssim

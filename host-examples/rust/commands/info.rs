@@ -1,17 +1,14 @@
 //! `vvae info`: what the library has, and what a checkpoint is.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-
-use sha2::{Digest, Sha256};
 
 use crate::api::*;
 use crate::files::safetensors::Header;
 use crate::say::say;
 use crate::tensor::Dtype;
 use crate::vae::Vae;
-use crate::{Result, api, units};
+use crate::{Result, api, download, models, units};
 
 /// Devices, nodes and parameters; a checkpoint's sizes and checksum.
 ///
@@ -26,7 +23,7 @@ pub struct Info {
 impl Info {
     pub fn run(self) -> Result<()> {
         if let Some(path) = &self.checkpoint {
-            return checkpoint(path);
+            return checkpoint(&models::resolve(path)?);
         }
         say!("{}\n\nDevices", api::versions()?)?;
         devices()?;
@@ -176,7 +173,7 @@ fn checkpoint(path: &Path) -> Result<()> {
     }
     let dtypes: Vec<_> = dtypes.iter().map(|(dtype, count)| format!("{dtype} ({count} tensors)")).collect();
     let parameters = header.tensors.values().map(|entry| entry.elements()).sum();
-    let sum = sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
+    let sum = download::sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
     say!("{name}")?;
     say!("  family          {}", described.family.name)?;
     say!("  sizes           {}", described.sizes)?;
@@ -196,15 +193,4 @@ fn arithmetic(vae: &Vae) -> Result<String> {
     let (_, text) = vae.plan("decode", [1, i64::from(vae.model.latent_channels), 1, 1, 1])?;
     let line = text.lines().find_map(|line| line.strip_prefix("arithmetic: "));
     Ok(line.unwrap_or("not known; put a newer library there").to_owned())
-}
-
-/// As 64 hexadecimal digits.
-fn sha256(path: &Path) -> std::io::Result<String> {
-    let (mut file, mut sum, mut piece) = (std::fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
-            count => sum.update(&piece[..count]),
-        }
-    }
 }

@@ -6,6 +6,7 @@ mod compare;
 mod decode;
 mod demo;
 mod encode;
+mod get;
 mod info;
 mod make_weights;
 mod plan;
@@ -21,6 +22,7 @@ use crate::{Result, files, units};
 #[command(rename_all = "kebab-case")]
 pub enum Command {
     Demo(demo::Demo),
+    Get(get::Get),
     Info(info::Info),
     Plan(plan::Plan),
     Encode(encode::Encode),
@@ -42,6 +44,7 @@ impl Command {
     pub fn run(self, completions: impl FnOnce(clap_complete::Shell) -> Result<()>) -> Result<()> {
         match self {
             Command::Demo(demo) => demo.run(),
+            Command::Get(get) => get.run(),
             Command::Info(info) => info.run(),
             Command::Plan(plan) => plan.run(),
             Command::Encode(encode) => encode.run(),

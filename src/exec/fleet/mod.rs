@@ -102,9 +102,10 @@ impl Session for FleetSession {
         refuse_stream(call.stream.is_some())?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
-        let report = fleet.run(&job, &tensors, control);
-        // Parts in two precisions would not have the bits of one.
-        if fleet.leave_fp16_together()? { fleet.run(&job, &tensors, control) } else { report }
+        let had_left = fleet.has_left_fp16();
+        let report = fleet.run(&job, &tensors, control)?;
+        // Parts in two precisions do not have the bits of one. The repetition begins with bf16 on all members.
+        if fleet.has_left_fp16() && !had_left { fleet.run(&job, &tensors, control) } else { Ok(report) }
     }
 
     fn open_stream(

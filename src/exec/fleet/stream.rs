@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check};
+use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -46,6 +46,8 @@ pub struct FleetStream {
     outputs: Option<Made>,
     plan: PlanReport,
     held: Held,
+    /// Whether `precision=auto` had become bf16 when it was opened.
+    had_left_fp16: bool,
 }
 
 /// Frames that a round made.
@@ -83,6 +85,7 @@ pub fn open(
         loaded: cone.first_input,
         outputs: None,
         held: ledger.hold_pinned(0),
+        had_left_fp16: locked.has_left_fp16(),
         network,
         plan,
     })
@@ -207,7 +210,11 @@ impl FleetStream {
         };
         let job =
             FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
-        let plan = self.fleet.lock().with_settings(&self.settings, |fleet| fleet.run(&job, &tensors, control))?;
+        let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
+            self.check_precision(fleet)?;
+            let plan = fleet.run(&job, &tensors, control)?;
+            self.check_precision(fleet).map(|()| plan)
+        })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         self.next += count;
         self.outputs = Some(made);
@@ -217,6 +224,14 @@ impl FleetStream {
         }
         self.count_held();
         Ok(())
+    }
+
+    /// Fails if some member has left fp16 since the stream was opened: its frames would be of two precisions.
+    fn check_precision(&self, fleet: &Fleet) -> Result<()> {
+        match fleet.has_left_fp16() == self.had_left_fp16 {
+            true => Ok(()),
+            false => Err(nonfinite::overflowed_stream(self.network.direction)),
+        }
     }
 
     /// Moves frames that were made to the host, from its frame `at` on. Returns how many.

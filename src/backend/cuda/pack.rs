@@ -452,7 +452,11 @@ mod tests {
                     WeightOrder::Swizzled => n * step + ((k / 4) ^ (n / 2 % 4)) * 4 + k % 4,
                     WeightOrder::Fragments => in_fragments::<f32>(96, k, n),
                 };
-                assert_eq!(packed[tile_at * tile_elements + within], weight, "slab {slab}, tap {tap}, {c} to {channel}");
+                assert_eq!(
+                    packed[tile_at * tile_elements + within],
+                    weight,
+                    "slab {slab}, tap {tap}, {c} to {channel}"
+                );
             }
         }
     }

@@ -87,7 +87,8 @@ pub fn cut(mut clip: Clip, source: Box<dyn Source>, part: Part) -> (Clip, Box<dy
     let (from, length) = match part {
         Part::Frames { first, count } => {
             let left = |all: u64| all.saturating_sub(first).min(count.unwrap_or(u64::MAX));
-            clip.frames = clip.frames.map(left);
+            // Of none the source tells.
+            clip.frames = clip.frames.map(left).filter(|frames| *frames > 0);
             clip.expected = clip.expected.map(left).or(count);
             let seconds = |frames: u64| frames as f64 / rate.per_second();
             (begin + seconds(first), count.map(seconds))

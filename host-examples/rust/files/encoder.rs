@@ -133,6 +133,10 @@ fn extras(command: &mut Command, clip: &Clip, choice: &codec::Choice) {
             }
             command.arg("-i").arg(as_file(&origin.path));
             command.args(["-map", "0:v:0"]).args(kept.arguments);
+            if origin.part.is_some() {
+                // Packets that are copied come from a keyframe before the part on.
+                command.args(["-copypriorss", "0"]);
+            }
         }
         None if !clip.extras.title.is_empty() => {
             command.args(["-metadata", &format!("title={}", clip.extras.title)]);

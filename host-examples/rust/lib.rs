@@ -13,6 +13,7 @@ mod draft;
 pub mod files;
 mod gpu;
 mod interrupt;
+mod json;
 mod memory;
 mod models;
 mod options;

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use crate::tensor::Dtype;
 use crate::vae::Vae;
@@ -15,8 +14,9 @@ const ANY_DEVICE: &str = "auto";
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
-    /// The checkpoint: a file, a name of `vvae get`, or the word demo for the small one of `vvae demo`.
-    #[arg(long, value_name = "FILE", env = WEIGHTS, value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    /// The checkpoint: a file, a name of `vvae get`, or the word demo for the small one of `vvae demo`; without it
+    /// that of $VIDEO_VAE_WEIGHTS.
+    #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
     /// cpu, cuda:0, ... as `vvae info` lists them, a list such as cuda:0,cuda:1, or cuda:*.
     #[arg(long, value_name = "NAME", default_value = ANY_DEVICE)]
@@ -44,9 +44,8 @@ const INSTALLED_WEIGHTS: [&str; 2] = ["share/video-vae/demo.safetensors", "demo.
 impl ModelOptions {
     /// The checkpoint that was named.
     pub fn named_weights(&self) -> Option<Result<PathBuf>> {
-        // An empty variable of the environment is unset.
-        let named = self.weights.as_ref().filter(|named| !named.as_os_str().is_empty())?;
-        Some(models::resolve(named))
+        let variable = || models::set_variable(WEIGHTS).map(PathBuf::from);
+        self.weights.clone().or_else(variable).map(|named| models::resolve(&named))
     }
 
     /// The checkpoint that was named. Results of another one would be worthless, so none is assumed.
@@ -60,9 +59,7 @@ impl ModelOptions {
 
     /// Whether words of the command chose any of this; the environment alone does not count.
     pub fn are_given(&self) -> bool {
-        let by_environment = self.weights.as_ref().map(|path| path.as_os_str().to_owned()) == std::env::var_os(WEIGHTS);
-        let weights = self.weights.is_some() && !by_environment;
-        weights || self.device != ANY_DEVICE || self.settings().next().is_some()
+        self.weights.is_some() || self.device != ANY_DEVICE || self.settings().next().is_some()
     }
 
     /// The precisions to show: on the CPU the exact one and the fast one, unless one is set.

@@ -15,7 +15,7 @@ from .classes import (
     AutoencoderKLSeedVR2,
     AutoencoderKLWan,
 )
-from .module import Autoencoder, Config
+from .module import Autoencoder, Config, Convention
 from .outputs import DecoderOutput, DiagonalGaussianDistribution, EncoderOutput
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "AutoencoderKLSeedVR2",
     "AutoencoderKLWan",
     "Config",
+    "Convention",
     "DecoderOutput",
     "DiagonalGaussianDistribution",
     "EncoderOutput",

@@ -4,32 +4,16 @@
 use std::sync::Arc;
 
 use super::check::StreamCheck;
-use super::latents::LatentMaps;
-use super::precision::AutoPrecision;
-use super::runner::{HostTensors, Runner, Watch};
-use super::settings::Settings;
-use super::weights::SharedWeights;
+use super::runner::{Computing, HostTensors, Runner, Watch};
 use super::workspace::{Workspace, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
-use crate::ir::{Op, Shape, TensorDevice, View};
+use crate::ir::{Op, Shape, View};
 use crate::model::Direction;
 use crate::plan::{Next, Plan, Schedule, op_work};
 use crate::report::PlanReport;
 use crate::reserve;
-
-/// What a stream computes with, from its session.
-pub struct Computing<B: Backend> {
-    pub backend: Arc<B>,
-    pub weights: Arc<SharedWeights<B>>,
-    pub settings: Settings,
-    pub latents: Arc<LatentMaps>,
-    pub place: TensorDevice,
-    pub auto: AutoPrecision,
-    /// For its plan.
-    pub arithmetic: String,
-}
 
 pub struct Streaming<B: Backend> {
     computing: Computing<B>,
@@ -48,7 +32,8 @@ impl<B: Backend> Streaming<B> {
     pub fn new(
         computing: Computing<B>,
         workspace: Workspace<B>,
-        (plan, schedule): (Plan, Schedule),
+        plan: Plan,
+        schedule: Schedule,
         input: Shape,
     ) -> Streaming<B> {
         let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![computing.place]);
@@ -58,18 +43,8 @@ impl<B: Backend> Streaming<B> {
 
     /// Runs the steps that a call with these tensors can run.
     fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
-        let Computing { backend, weights, settings, latents, place, .. } = &self.computing;
-        let runner = Runner {
-            backend: &**backend,
-            weights,
-            memory: &mut self.workspace.memory,
-            buffers: self.plan.buffers(),
-            settings,
-            latents,
-            tensors,
-            place: *place,
-        };
-        (runner, &mut self.schedule)
+        let (memory, buffers) = (&mut self.workspace.memory, self.plan.buffers());
+        (Runner { with: &self.computing, memory, buffers, tensors }, &mut self.schedule)
     }
 }
 

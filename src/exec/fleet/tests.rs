@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, PlanKind, Progress, open, open_one};
-use crate::ir::{DType, View};
-use crate::model::{Checkpoint, Geometry};
+use crate::ir::{DType, Shape, View};
+use crate::model::{Checkpoint, Direction, Geometry};
 use crate::node;
 use crate::testing::golden;
 
@@ -75,8 +75,8 @@ impl Session for Failing {
         let mut own = Control { cancel: &cancel, progress: Some(&mut progress), log: control.log };
         self.inner.run(call, &mut own).map_err(|_| self.error.clone())
     }
-    fn open_stream(&mut self, d: Direction, s: Shape, first: u64, c: &Control) -> Result<Box<dyn FrameStream>> {
-        self.inner.open_stream(d, s, first, c)
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.inner.open_stream(start, control)
     }
     fn ledger(&self) -> Arc<Ledger> {
         self.inner.ledger()

@@ -284,10 +284,10 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
         DeviceName::AllCuda => usable().filter(|place| *place != TensorDevice::Cpu).collect(),
     };
     let places: Vec<_> = devices.iter().flat_map(named).collect();
-    match places.is_empty() {
-        true => Err(Error::Device("device: \"cuda:*\", but there is no CUDA device that can be used here".into())),
-        false => Ok(places),
+    if places.is_empty() {
+        return Err(Error::Device("device: \"cuda:*\", but there is no CUDA device that can be used here".into()));
     }
+    Ok(places)
 }
 
 fn open_one(

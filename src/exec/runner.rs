@@ -74,12 +74,10 @@ impl<B: Backend> Runner<'_, B> {
         let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
         let tells_times = self.with.backend.trace(self.memory, Some(running.number))?;
         let result = self.operate(spec, &op, stop);
-        match tells_times {
-            false => trace.end(&running, traced(&*self.with.backend, self.with.place)),
-            true if trace.wait_for(running) => {
-                trace::collect(Some(trace), &*self.with.backend, self.memory, self.with.place, false)?;
-            }
-            true => {}
+        if !tells_times {
+            trace.end(&running, traced(&*self.with.backend, self.with.place));
+        } else if trace.wait_for(running) {
+            trace::collect(Some(trace), &*self.with.backend, self.memory, self.with.place, false)?;
         }
         result
     }

@@ -398,10 +398,10 @@ impl<B: Backend> Session for Engine<B> {
         let reopen = || Checkpoint::reopen(&self.path, &self.file, &self.model);
         let latents = latent_maps::<B>(&settings, &self.model, &self.path, reopen)?;
         if changes_backend || settings.cache != self.settings.cache || latents.packing != self.latents.packing {
-            let backend = match changes_backend {
-                true => Arc::new((self.make)(&self.effective(&settings))?),
-                false => Arc::clone(&self.backend),
-            };
+            let mut backend = Arc::clone(&self.backend);
+            if changes_backend {
+                backend = Arc::new((self.make)(&self.effective(&settings))?);
+            }
             let networks = networks(&*backend, &self.model, &settings, latents.packing)?;
             if changes_backend {
                 *self.notes.lock() = backend.notes();

@@ -23,10 +23,10 @@ impl fmt::Display for DeviceDivision {
                 }
             }
         }
-        match self.mixed {
-            true => write!(f, "\nmixed devices: bits depend on which device computes a frame"),
-            false => Ok(()),
+        if self.mixed {
+            write!(f, "\nmixed devices: bits depend on which device computes a frame")?;
         }
+        Ok(())
     }
 }
 
@@ -63,10 +63,10 @@ impl fmt::Display for PlanReport {
             let offloaded = offloaded.iter().filter(|(_, bytes)| *bytes > 0);
             let offloaded: Vec<String> =
                 offloaded.map(|(what, bytes)| format!("offloaded {what} {}", Bytes(*bytes))).collect();
-            match offloaded.is_empty() {
-                true => writeln!(f)?,
-                false => writeln!(f, " ({}; {} moved per frame)", offloaded.join(", "), Bytes(self.moved_per_frame))?,
+            if !offloaded.is_empty() {
+                write!(f, " ({}; {} moved per frame)", offloaded.join(", "), Bytes(self.moved_per_frame))?;
             }
+            writeln!(f)?;
         }
         let chunks = self.chunk_frames.iter().zip(&self.rematerialised_frames).zip(&self.rematerialised_hidden);
         let chunks = chunks.map(|((frames, outputs), hidden)| chunk_text(*frames, *outputs, *hidden));

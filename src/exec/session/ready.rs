@@ -58,7 +58,7 @@ impl<B: Backend> Engine<B> {
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
         let idle = pinned + self.idle_weights().map(|share| share.host_bytes()).sum::<u64>();
-        self.sharing.host_bytes(self.settings.host_memory_limit, (host_memory().1, HOST_MARGIN), &self.ledger, idle)
+        self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
     }
 
     /// What the settings ask for, of a job within `limit`.
@@ -117,19 +117,20 @@ impl<B: Backend> Engine<B> {
         found.map_err(|why| {
             let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
             let (limit, input) = (Bytes(limit), input.described());
-            Error::Memory(match request.allow_tiles {
-                true => format!(
+            Error::Memory(if request.allow_tiles {
+                format!(
                     "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
                      takes {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or \
                      fewer of them",
                     Bytes(tiled),
                     Bytes(exact)
-                ),
-                false => format!(
+                )
+            } else {
+                format!(
                     "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan takes {} \
                      ({exact} bytes). Raise memory_limit, or set tiles to auto, which is not exact",
                     Bytes(exact)
-                ),
+                )
             })
         })
     }
@@ -140,9 +141,10 @@ impl<B: Backend> Engine<B> {
             return;
         }
         let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);
-        let why = match self.settings.tiling(plan.direction).enabled {
-            true => format!("{node}_tiled asks for it"),
-            false => "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into(),
+        let why = if self.settings.tiling(plan.direction).enabled {
+            format!("{node}_tiled asks for it")
+        } else {
+            "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into()
         };
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }

@@ -46,6 +46,39 @@ impl<B: Backend> Streaming<B> {
         let (memory, buffers) = (&mut self.workspace.memory, self.plan.buffers());
         (Runner { with: &self.computing, memory, buffers, tensors }, &mut self.schedule)
     }
+
+    /// Runs what the frames so far suffice for, until `into` is full.
+    fn work(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
+        let network = Arc::clone(&self.schedule.spec().network);
+        let mut watch = Watch::new(control, network.direction.name(), 0);
+        let (first, batch, room) = (self.pulled, self.check.input.batch, into.output.shape().frames);
+        let (output, logvar) = (Some(into.output), into.logvar);
+        let (mut runner, schedule) =
+            self.runner(HostTensors { output, logvar, output_first: first, ..HostTensors::default() });
+        loop {
+            match schedule.prepare_next() {
+                Next::Input if *written == 0 => return Ok(Pull::NeedsInput),
+                Next::End if *written == 0 => return Ok(Pull::Ended),
+                Next::Input | Next::End => return Ok(Pull::Written),
+                Next::Op => {}
+            }
+            let (stores, work) = match schedule.front() {
+                Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
+                op => (None, op.map_or(0, |op| op_work(op, &network))),
+            };
+            if stores.is_some_and(|(_, frame)| frame - first >= room) {
+                return Ok(Pull::Written);
+            }
+            runner.run(schedule, &mut || watch.stop())?;
+            schedule.done();
+            match stores {
+                // The clips of a batch leave together, so the last one completes the frame.
+                Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
+                Some(_) => {}
+                None => watch.advance(work)?,
+            }
+        }
+    }
 }
 
 impl<B: Backend> FrameStream for Streaming<B> {
@@ -94,43 +127,10 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.check.intact()?;
         self.check.pull(into)?;
         let Outputs { output, logvar, stream } = *into;
-        let network = Arc::clone(&self.schedule.spec().network);
         stream.map_or(Ok(()), |stream| self.computing.backend.check_stream(stream))?;
         let stream = stream_for(stream, self.computing.place, [Some(output), logvar]);
         self.computing.backend.begin(&mut self.workspace.memory, stream)?;
-        let mut watch = Watch::new(control, network.direction.name(), 0);
-        let (first, batch) = (self.pulled, self.check.input.batch);
-        let (mut runner, schedule) =
-            self.runner(HostTensors { output: Some(output), logvar, output_first: first, ..HostTensors::default() });
-        let result = loop {
-            match schedule.prepare_next() {
-                Next::Input if *written == 0 => break Ok(Pull::NeedsInput),
-                Next::End if *written == 0 => break Ok(Pull::Ended),
-                Next::Input | Next::End => break Ok(Pull::Written),
-                Next::Op => {}
-            }
-            let (stores, work) = match schedule.front() {
-                Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
-                op => (None, op.map_or(0, |op| op_work(op, &network))),
-            };
-            if stores.is_some_and(|(_, frame)| frame - first >= output.shape().frames) {
-                break Ok(Pull::Written);
-            }
-            if let Err(error) = runner.run(schedule, &mut || watch.stop()) {
-                break Err(error);
-            }
-            schedule.done();
-            match stores {
-                // The clips of a batch leave together, so the last one completes the frame.
-                Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
-                Some(_) => {}
-                None => {
-                    if let Err(error) = watch.advance(work) {
-                        break Err(error);
-                    }
-                }
-            }
-        };
+        let result = self.work(into, control, written);
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let Computing { backend, settings, place, auto, .. } = &mut self.computing;
@@ -145,14 +145,14 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let pull = result?;
         if auto.overflows(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);
-            return Err(nonfinite::overflowed_stream(network.direction));
+            return Err(nonfinite::overflowed_stream(self.direction()));
         }
         if stream.is_none() && matches!(pull, Pull::Written) {
             *auto = auto.after(self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, self.computing.settings.on_nonfinite, network.direction, control);
+            let told = nonfinite::report(self.seen, self.computing.settings.on_nonfinite, self.direction(), control);
             self.check.broken = told.is_err();
             told?;
         }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, PlanKind, Progress, open, open_one};
-use crate::ir::{DType, Shape, View};
+use crate::ir::{DType, View};
 use crate::model::{Checkpoint, Direction, Geometry};
 use crate::node;
 use crate::testing::golden;

@@ -117,19 +117,22 @@ impl<B: Backend> Engine<B> {
         found.map_err(|why| {
             let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
             let (limit, input) = (Bytes(limit), input.described());
+            let takes = |bytes: Option<u64>| match bytes {
+                Some(bytes) => format!("takes {} ({bytes} bytes)", Bytes(bytes)),
+                None => "needs more host memory than host_memory_limit allows".into(),
+            };
             Error::Memory(if request.allow_tiles {
+                let whole = exact.map_or(String::new(), |bytes| format!(", and {} without tiles", Bytes(bytes)));
                 format!(
                     "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
-                     takes {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or \
-                     fewer of them",
-                    Bytes(tiled),
-                    Bytes(exact)
+                     {}{whole}. Raise memory_limit, or use smaller frames or fewer of them",
+                    takes(tiled)
                 )
             } else {
                 format!(
-                    "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan takes {} \
-                     ({exact} bytes). Raise memory_limit, or set tiles to auto, which is not exact",
-                    Bytes(exact)
+                    "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan {}. Raise \
+                     memory_limit, or set tiles to auto, which is not exact",
+                    takes(exact)
                 )
             })
         })

@@ -15,17 +15,18 @@ struct Case {
     input: [u64; 5],
     output: [u64; 5],
     cache: CacheFormat,
+    host_limit: u64,
 }
 
 const CLIP: [[u64; 5]; 2] = [[1, 3, 9, 80, 24], [1, 16, 3, 10, 3]];
 const STILL: [[u64; 5]; 2] = [[1, 3, 1, 144, 40], [1, 16, 1, 18, 5]];
 
 const fn decode([output, input]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Decode, input, output, cache }
+    Case { direction: Direction::Decode, input, output, cache, host_limit: 1 << 30 }
 }
 
 const fn encode([input, output]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Encode, input, output, cache }
+    Case { direction: Direction::Encode, input, output, cache, host_limit: 1 << 30 }
 }
 
 /// What a run gave, and where it waited.
@@ -36,11 +37,11 @@ struct Ran {
     sites: Vec<WaitSite>,
 }
 
-/// `limit`: of device memory; `None` for all of it. Host memory is not limited.
+/// `limit`: of device memory; `None` for all of it.
 fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) -> Result<Ran> {
     let mut settings = node::defaults();
     settings.memory_limit = vec![limit.map_or(Limit::Auto, Limit::Bytes)];
-    settings.host_memory_limit = Limit::Bytes(1 << 30);
+    settings.host_memory_limit = Limit::Bytes(case.host_limit);
     settings.cache = case.cache;
     settings.allow_tiles = false;
     let place = TensorDevice::Cuda(0);
@@ -114,4 +115,10 @@ fn a_wait_for_weights_that_is_left_out_changes_bits() {
         let shows = |seed: u64| run(case, limit, seed, Some(site)).unwrap().bits != right.bits;
         assert!((2..12).any(shows), "{site:?}");
     }
+}
+
+#[test]
+fn a_limit_of_host_memory_that_no_plan_keeps_is_named() {
+    let refused = run(&Case { host_limit: 0, ..CASES[0] }, None, 1, None).err().unwrap().to_string();
+    assert!(refused.contains("needs more host memory than host_memory_limit allows"), "{refused}");
 }

@@ -13,14 +13,14 @@ use self::ready::{Asked, Job};
 use super::latents::LatentMaps;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::runner::{HostTensors, Runner, Watch};
+use super::runner::{Computing, HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
-use super::stream::{Computing, Streaming};
+use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
-    nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, StreamStart, Trim,
+    check, nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note, Precision};
 use crate::error::{Error, Result, check_cancel};
@@ -249,9 +249,21 @@ impl<B: Backend> Engine<B> {
         Ok((plan, seen))
     }
 
+    fn computing(&self, direction: Direction) -> Result<Computing<B>> {
+        let weights = self.coder(direction).weights.clone();
+        Ok(Computing {
+            backend: Arc::clone(&self.backend),
+            weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
+            settings: self.settings.clone(),
+            latents: Arc::clone(&self.latents),
+            place: self.place,
+            auto: self.auto,
+            arithmetic: self.told_arithmetic(),
+        })
+    }
+
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
-        let coder = self.coder(call.direction);
-        let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        let computing = self.computing(call.direction)?;
         let mut schedule = plan.schedule(&self.target(control.cancel)?);
         let cone = Arc::clone(&schedule.spec().cone);
         let end = cone.first_input + call.input.shape().frames;
@@ -265,19 +277,10 @@ impl<B: Backend> Engine<B> {
             output_first: cone.range.first,
             first_clip: call.first_clip,
         };
-        let mut runner = Runner {
-            backend: &*self.backend,
-            weights,
-            memory,
-            buffers: plan.buffers(),
-            settings: &self.settings,
-            latents: &self.latents,
-            tensors,
-            place: self.place,
-        };
+        let mut runner = Runner { with: &computing, memory, buffers: plan.buffers(), tensors };
         while schedule.prepare_next() == Next::Op {
             runner.run(&mut schedule, &mut || watch.stop())?;
-            let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
+            let work = schedule.front().map_or(0, |op| op_work(op, &self.coder(call.direction).network));
             schedule.done();
             watch.advance(work)?;
         }
@@ -403,10 +406,10 @@ impl<B: Backend> Session for Engine<B> {
         let reopen = || Checkpoint::reopen(&self.path, &self.file, &self.model);
         let latents = latent_maps::<B>(&settings, &self.model, &self.path, reopen)?;
         if changes_backend || settings.cache != self.settings.cache || latents.packing != self.latents.packing {
-            let backend = match changes_backend {
-                true => Arc::new((self.make)(&self.effective(&settings))?),
-                false => Arc::clone(&self.backend),
-            };
+            let mut backend = Arc::clone(&self.backend);
+            if changes_backend {
+                backend = Arc::new((self.make)(&self.effective(&settings))?);
+            }
             let networks = networks(&*backend, &self.model, &settings, latents.packing)?;
             if changes_backend {
                 *self.notes.lock() = backend.notes();
@@ -450,32 +453,16 @@ impl<B: Backend> Session for Engine<B> {
         Ok(self.report(&plan))
     }
 
-    fn open_stream(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        first: u64,
-        control: &Control,
-    ) -> Result<Box<dyn FrameStream>> {
-        let (input, network) = (Shape { frames: 0, ..input }, &self.coder(direction).network);
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        let StreamStart { direction, first, .. } = start;
+        let (input, network) = (Shape { frames: 0, ..start.input }, &self.coder(direction).network);
         check::input_shape(network, input, true)?;
         let cone = Arc::new(check::first_frame(network, first)?);
         let job = Job { direction, input, cone };
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         let (plan, workspace) = self.make_ready(&job, plan, control)?;
         let schedule = plan.schedule(&self.target(control.cancel)?);
-        let weights = self.coder(direction).weights.clone();
-        let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let computing = Computing {
-            backend: Arc::clone(&self.backend),
-            weights,
-            settings: self.settings.clone(),
-            latents: Arc::clone(&self.latents),
-            place: self.place,
-            auto: self.auto,
-            arithmetic: self.told_arithmetic(),
-        };
-        let stream = Streaming::new(computing, workspace, (plan, schedule), input);
+        let stream = Streaming::new(self.computing(direction)?, workspace, plan, schedule, input);
         self.tell_idle();
         Ok(Box::new(stream))
     }

@@ -191,10 +191,9 @@ impl Fleet {
 
 /// Work of several devices cannot be ordered on one CUDA stream.
 pub fn refuse_stream(asked: bool) -> Result<()> {
-    match asked {
-        true => Err(Error::Argument(
-            "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out".into(),
-        )),
-        false => Ok(()),
+    if asked {
+        let text = "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out";
+        return Err(Error::Argument(text.into()));
     }
+    Ok(())
 }

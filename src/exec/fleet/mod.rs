@@ -22,10 +22,10 @@ use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check};
+use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, StreamStart, Trim, check};
 use crate::error::{Error, Result};
-use crate::ir::{Shape, TensorDevice};
-use crate::model::{Direction, Model};
+use crate::ir::TensorDevice;
+use crate::model::Model;
 use crate::report::PlanReport;
 
 /// The session of a list of devices.
@@ -108,14 +108,8 @@ impl Session for FleetSession {
         if fleet.has_left_fp16() && !had_left { fleet.run(&job, &tensors, control) } else { Ok(report) }
     }
 
-    fn open_stream(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        first: u64,
-        control: &Control,
-    ) -> Result<Box<dyn FrameStream>> {
-        Ok(Box::new(stream::open(&self.fleet, &self.ledger, (direction, input, first), control.cancel)?))
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        Ok(Box::new(stream::open(&self.fleet, &self.ledger, start, control.cancel)?))
     }
 
     fn ledger(&self) -> Arc<Ledger> {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check, nonfinite};
+use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, StreamStart, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -62,15 +62,14 @@ impl Made {
     }
 }
 
-/// A stream whose output begins with frame `first`.
 pub fn open(
     fleet: &Arc<Mutex<Fleet>>,
     ledger: &Arc<Ledger>,
-    (direction, input, first): (Direction, Shape, u64),
+    start: StreamStart,
     cancel: &AtomicBool,
 ) -> Result<FleetStream> {
-    let mut locked = fleet.lock();
-    let (network, input) = (Arc::clone(locked.network(direction)), Shape { frames: 0, ..input });
+    let (mut locked, first) = (fleet.lock(), start.first);
+    let (network, input) = (Arc::clone(locked.network(start.direction)), Shape { frames: 0, ..start.input });
     check::input_shape(&network, input, true)?;
     let cone = check::first_frame(&network, first)?;
     let plan = plan(&mut locked, &network, input, first, cancel)?;

@@ -11,7 +11,7 @@ use crate::exec::session::tests::{Tensors, rounding};
 use crate::exec::{Allocators, DeviceName, Limit, LogLevel, LogSink, PlanKind, Progress, open, open_one};
 use crate::ir::{DType, View};
 use crate::model::checkpoint::testing::TemporaryFile;
-use crate::model::{Checkpoint, Geometry};
+use crate::model::{Checkpoint, Direction, Geometry};
 use crate::node;
 use crate::testing::{golden, overflowing};
 
@@ -80,8 +80,8 @@ impl Session for Failing {
         let mut own = Control { cancel: &cancel, progress: Some(&mut progress), log: control.log };
         self.inner.run(call, &mut own).map_err(|_| self.error.clone())
     }
-    fn open_stream(&mut self, d: Direction, s: Shape, first: u64, c: &Control) -> Result<Box<dyn FrameStream>> {
-        self.inner.open_stream(d, s, first, c)
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.inner.open_stream(start, control)
     }
     fn ledger(&self) -> Arc<Ledger> {
         self.inner.ledger()
@@ -257,7 +257,9 @@ fn a_stream_ends_if_its_members_have_left_fp16_meanwhile() {
     let RoundingFleet { mut session, _file, .. } = rounding_fleet(ENCODER);
     let (mut decode, cancel) = (Tensors::new(Direction::Decode, LATENT, VIDEO), AtomicBool::new(false));
     let control = Control::new(&cancel);
-    let mut stream = session.open_stream(Direction::Decode, LATENT.into(), 0, &control).unwrap();
+    let mut stream = session
+        .open_stream(StreamStart { direction: Direction::Decode, input: LATENT.into(), first: 0 }, &control)
+        .unwrap();
     let (waits, frames) = decode.feed(&mut *stream, false);
     assert!(waits.is_ok() && frames > 0, "the decoder does not overflow: {waits:?}");
     Tensors::new(Direction::Encode, VIDEO, LATENT).run(&mut session).unwrap();

@@ -18,17 +18,18 @@ struct Case {
     input: [u64; 5],
     output: [u64; 5],
     cache: CacheFormat,
+    host_limit: u64,
 }
 
 const CLIP: [[u64; 5]; 2] = [[1, 3, 9, 80, 24], [1, 16, 3, 10, 3]];
 const STILL: [[u64; 5]; 2] = [[1, 3, 1, 144, 40], [1, 16, 1, 18, 5]];
 
 const fn decode([output, input]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Decode, input, output, cache }
+    Case { direction: Direction::Decode, input, output, cache, host_limit: 1 << 30 }
 }
 
 const fn encode([input, output]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Encode, input, output, cache }
+    Case { direction: Direction::Encode, input, output, cache, host_limit: 1 << 30 }
 }
 
 /// What a run gave, and where it waited.
@@ -39,11 +40,11 @@ struct Ran {
     sites: Vec<WaitSite>,
 }
 
-/// `limit`: of device memory; `None` for all of it. Host memory is not limited.
+/// `limit`: of device memory; `None` for all of it.
 fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) -> Result<Ran> {
     let mut settings = node::defaults();
     settings.memory_limit = vec![limit.map_or(Limit::Auto, Limit::Bytes)];
-    settings.host_memory_limit = Limit::Bytes(1 << 30);
+    settings.host_memory_limit = Limit::Bytes(case.host_limit);
     settings.cache = case.cache;
     settings.allow_tiles = false;
     let place = TensorDevice::Cuda(0);
@@ -161,8 +162,8 @@ impl Tensors {
     /// A stream that gets all of the input. How it ends, and how many frames came out.
     pub fn stream(&mut self, session: &mut dyn Session) -> (Result<Pull>, u64) {
         let cancel = AtomicBool::new(false);
-        let shape = self.input.1.into();
-        let mut stream = session.open_stream(self.direction, shape, 0, &Control::new(&cancel)).unwrap();
+        let start = StreamStart { direction: self.direction, input: self.input.1.into(), first: 0 };
+        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
         self.feed(&mut *stream, true)
     }
 
@@ -263,4 +264,10 @@ fn a_stream_that_overflows_in_fp16_ends_before_the_frame_is_handed_out() {
         let (ended, frames) = decode.stream(&mut handle);
         assert!(ended.is_ok() && frames > 0, "{tensor}: {ended:?}");
     }
+}
+
+#[test]
+fn a_limit_of_host_memory_that_no_plan_keeps_is_named() {
+    let refused = run(&Case { host_limit: 0, ..CASES[0] }, None, 1, None).err().unwrap().to_string();
+    assert!(refused.contains("needs more host memory than host_memory_limit allows"), "{refused}");
 }

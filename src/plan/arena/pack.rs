@@ -58,7 +58,8 @@ impl PackedLayout {
         let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
         let tries = (INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES).min(MAX_INTERFERENCES / count).max(1);
         let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
-        let mut starts: Vec<Start> = starts.enumerate().map(|(turn, start)| Start::new(turn, start)).collect();
+        let mut starts: Vec<Start> =
+            starts.enumerate().map(|(turn, (order, sooner))| Start::new(turn, order, sooner)).collect();
         // The first start that reaches the lower bound wins, whichever thread finishes first.
         let perfect = AtomicUsize::new(usize::MAX);
         let first_tries = tries.div_ceil(FIRST_TRIES);
@@ -188,7 +189,7 @@ struct Start {
 }
 
 impl Start {
-    fn new(turn: usize, (order, sooner): (Vec<usize>, usize)) -> Start {
+    fn new(turn: usize, order: Vec<usize>, sooner: usize) -> Start {
         Start { turn, offsets: vec![0; order.len()], order, sooner, bytes: u64::MAX }
     }
 

@@ -187,7 +187,7 @@ pub struct BandInput<L: Location> {
     pub from: BandSource<L>,
     /// Whether a term reads a fresh frame as the cache stores it.
     pub is_rounded: bool,
-    /// Where a fresh frame enters the causal cache. A resident part may replace that of a cached input.
+    /// Where a fresh frame enters the causal cache. It may take the place of a cached input.
     pub cached_to: Option<CachedFrame<L>>,
     /// Where the statistics of a resident fresh frame are saved: it belongs to a recomputed cache.
     pub statistics_to: Option<L::Device>,

@@ -1,67 +1,21 @@
 """ComfyUI's server as users start it, and its page in a real browser. Needs chromedriver."""
 
-import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 from conftest import FOLDER, HERE
+from server import COMFYUI, free_port, main, request, running, until, with_nodes
 
-COMFYUI = Path(os.environ["COMFYUI"]).resolve()
 HEADLESS = ["--headless=new", "--no-sandbox", "--disable-gpu"]
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def request(method, url, body=None):
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=120) as answer:
-        return json.loads(answer.read())
-
-
-def until(check, seconds=120):
-    """What `check` answers, when it does."""
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(OSError):
-            if found := check():
-                return found
-        assert time.monotonic() < end, "nothing answered in time"
-        time.sleep(0.5)
-
-
-@contextlib.contextmanager
-def running(*words, **options):
-    process = subprocess.Popen(words, **options)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
 def base(tmp_path):
-    """A folder of a user's own, with our nodes."""
-    (tmp_path / "custom_nodes").mkdir()
-    (tmp_path / "custom_nodes" / FOLDER.name).symlink_to(FOLDER)
-    return tmp_path
-
-
-def main(base, *words):
-    return [sys.executable, "main.py", "--cpu", "--disable-auto-launch", "--base-directory", str(base), *words]
+    return with_nodes(tmp_path)
 
 
 class Page:

@@ -246,10 +246,66 @@ def test_room_is_made_on_a_gpu(pack, loaded):
     assert Comfy.room == [((1 << 30) - loaded[0].video_vae.memory_info().now, torch.device("cuda:0"))]
 
 
-def test_the_workflow_fits_the_nodes(nodes):
-    workflow = json.loads((HERE.parent / "workflow_api.json").read_text(encoding="utf-8"))
+def any_model(nodes, name, **settings):
+    """The VAE that the loader of all models gives, and the library with the settings that it should have."""
+    loader = nodes["VideoVaeLoad"]
+    vae = loader().load(**{**defaults(loader), "device": "cpu", "vae_name": name, **settings})[0]
+    from video_vae import VideoVae
+
+    return vae, VideoVae(GOLDEN / name, "cpu", pixel_range="0..1")
+
+
+PICTURES = np.random.default_rng(6).uniform(0, 1, (3, 37, 45, 4)).astype("f4")
+
+
+def test_a_model_of_images(nodes):
+    vae, right = any_model(nodes, "families/sdxl.safetensors")
+    # ComfyUI crops what does not fit, at both ends, and takes images for a batch.
+    samples = vae.encode(PICTURES)
+    clips = np.ascontiguousarray(PICTURES[:, None, 2:34, 2:42, :3])
+    assert samples.shape == (3, 4, 4, 5)
+    assert np.array_equal(samples, right.encode(clips, layout="BTHWC")[:, :, 0])
+    images = vae.decode(samples)
+    assert np.array_equal(images, right.decode(samples[:, :, None], layout="BTHWC").clip(0, 1)[:, 0])
+    assert np.array_equal(vae.decode_tiled(samples, tile_x=64, tile_y=64, overlap=8), images)
+    assert (vae.latent_dim, vae.latent_channels, vae.upscale_ratio, vae.downscale_ratio) == (2, 4, 8, 8)
+    assert vae.temporal_compression_decode() is None and vae.video_vae.scaling_factor == 1.0
+    # Our own nodes pad, and give back the size.
+    (latent,) = nodes["VideoVaeEncode"]().encode(vae, PICTURES)
+    assert latent["samples"].shape == (3, 4, 5, 6)
+    assert nodes["VideoVaeDecode"]().decode(vae, latent)[0].shape == (3, 37, 45, 3)
+    right.close()
+
+
+def test_a_model_of_video(nodes):
+    vae, right = any_model(nodes, "families/wan21.safetensors")
+    samples = vae.encode(np.concatenate([PICTURES, PICTURES, PICTURES]))
+    assert samples.shape == (1, 16, 3, 4, 5) and vae.encode(PICTURES).shape == (1, 16, 1, 4, 5)
+    first = np.ascontiguousarray(PICTURES[:1, 2:34, 2:42, :3])
+    assert np.array_equal(vae.encode(PICTURES), right.encode(first, layout="THWC"))
+    assert vae.decode(samples).shape == (1, 9, 32, 40, 3) and vae.latent_dim == 3
+    right.close()
+
+
+def test_the_loader_of_all_models_takes_seedvr2(nodes, loaded, images):
+    vae = any_model(nodes, "small.safetensors")[0]
+    assert np.array_equal(np.asarray(vae.encode(images)), np.asarray(loaded[1].encode(images)))
+    loader = nodes["VideoVaeLoader"]
+    with pytest.raises(ValueError, match="use Load VAE"):
+        loader().load(**{**defaults(loader), "device": "cpu", "vae_name": "families/sdxl.safetensors"})
+
+
+API_WORKFLOWS = [HERE.parent / "workflow_api.json", *sorted((HERE.parent / "workflows").glob("*.json"))]
+
+
+@pytest.mark.parametrize("file", API_WORKFLOWS, ids=lambda file: file.stem)
+def test_workflows_fit_the_nodes(nodes, file):
+    workflow = json.loads(file.read_text(encoding="utf-8"))
     ours = {step["class_type"]: step["inputs"] for step in workflow.values() if step["class_type"] in nodes}
-    assert set(ours) == set(nodes) - {"VideoVaeForSeedVR2"}
+    if file.stem == "workflow_api":
+        assert set(ours) == {"VideoVaeLoader", "VideoVaeEncode", "VideoVaeDecode"}
+    else:
+        assert set(ours) == {"VideoVaeLoad"}
     for name, inputs in ours.items():
         required = nodes[name].INPUT_TYPES()["required"]
         assert set(inputs) == set(required), name

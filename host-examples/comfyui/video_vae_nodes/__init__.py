@@ -1,15 +1,17 @@
-"""SeedVR2's video autoencoder for ComfyUI, by the library video-vae. ComfyUI imports this folder from custom_nodes."""
+"""Autoencoders of video and images for ComfyUI, by the library video-vae. ComfyUI imports this folder from custom_nodes."""
 
 from . import _package  # noqa: F401  (makes `import video_vae` work, so it comes first)
-from .nodes import VideoVaeDecode, VideoVaeEncode, VideoVaeForSeedVR2, VideoVaeLoader
+from .nodes import VideoVaeDecode, VideoVaeEncode, VideoVaeForSeedVR2, VideoVaeLoad, VideoVaeLoader
 
 NODE_CLASS_MAPPINGS = {
+    "VideoVaeLoad": VideoVaeLoad,
     "VideoVaeLoader": VideoVaeLoader,
     "VideoVaeEncode": VideoVaeEncode,
     "VideoVaeDecode": VideoVaeDecode,
     "VideoVaeForSeedVR2": VideoVaeForSeedVR2,
 }
 NODE_DISPLAY_NAME_MAPPINGS = {
+    "VideoVaeLoad": "Load VAE (video-vae)",
     "VideoVaeLoader": "Load Video VAE (video-vae)",
     "VideoVaeEncode": "Video VAE Encode (video-vae)",
     "VideoVaeDecode": "Video VAE Decode (video-vae)",

@@ -1,4 +1,4 @@
-"""Latents and tile settings as ComfyUI has them, in the library's terms."""
+"""Images, latents and tile settings as ComfyUI has them, in the library's terms."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def tiles(node: str, size: int | None, overlap: int | None, force: bool) -> dict
         if overlap is not None:
             settings[f"{node}_tile_overlap"] = min(overlap, size - 1)
     return settings
+
+
+def with_channels(images: Any, channels: int, value: float) -> Any:
+    """Images [..., C] with the number of channels that a model has. Further ones are dropped; missing ones, such as
+    alpha, have one value."""
+    missing = channels - images.shape[-1]
+    if missing <= 0:
+        return images[..., :channels]
+    import torch
+
+    return torch.nn.functional.pad(images, (0, missing), value=value)

@@ -1,6 +1,6 @@
 """Modules of PyTorch as two programs want them: ComfyUI's `first_stage_model`, and the VAE of numz's node pack.
 
-Imported only where PyTorch is there. Both are video_vae.torch's module with other results.
+Imported only where PyTorch is there. Both are modules of video_vae.torch with other results.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from video_vae.torch import AutoencoderKLSeedVR2, DiagonalGaussianDistribution
+from video_vae.checkpoint import Header
+from video_vae.model import Model
+from video_vae.torch import Autoencoder, AutoencoderKLSeedVR2, Config, Convention, DiagonalGaussianDistribution
 
 from . import host
 from .latents import expanded, tiles
 
 
-class _Module(AutoencoderKLSeedVR2):
+class _InComfyUi:
     """Makes room in ComfyUI's books before a run, and gives the workspace back after it."""
 
     progress = staticmethod(host.interruptible)
@@ -37,12 +39,16 @@ class _Module(AutoencoderKLSeedVR2):
         return result
 
 
-class FirstStageModel(_Module):
-    """Tensors in, tensors out, with the scaling of ComfyUI's SeedVR2 latents."""
+class FirstStageModel(_InComfyUi, Autoencoder):
+    """Tensors in -1..1 in, latents out, and back, as ComfyUI's VAE class asks of its network."""
 
-    def __init__(self, weights: str, device: Any, dtype: Any, scale: float, **parameters: Any) -> None:
-        super().__init__(weights, device, dtype, **parameters)
-        self.scale = scale
+    def __init__(self, vae: Any, weights: str, dtype: Any, **parameters: Any) -> None:
+        self.convention = Convention(images=not vae.is_video, pads=vae.convention.pads, clamps=False)
+        super().__init__(weights, "cpu", dtype, config={}, **parameters)
+        self._scale, self._packing = vae.video_vae.scaling_factor, vae.packing
+
+    def _config(self, model: Model, header: Header) -> Config:
+        return Config({"latent_channels": model.latent_channels})
 
     @property
     def device(self) -> torch.device:
@@ -53,10 +59,14 @@ class FirstStageModel(_Module):
         """ComfyUI's patcher notes here where it has moved the module to, which the module knows."""
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return self._posterior(x).mode() * self.scale
+        latent = self._posterior(x).mode() * self._scale
+        return latent if self._packing is None else self._packing.pack(latent)
 
     def decode(self, z: torch.Tensor) -> torch.Tensor:
-        return self._pixels(expanded(z, self.config.latent_channels) / self.scale)
+        latent = z if self._packing is None else self._packing.unpack(z)
+        if not self.convention.images:
+            latent = expanded(latent, self.config.latent_channels)
+        return self._pixels(latent / self._scale)
 
 
 class Encoded(NamedTuple):
@@ -68,7 +78,7 @@ class Decoded(NamedTuple):
     sample: torch.Tensor
 
 
-class SeedVr2Module(_Module):
+class SeedVr2Module(_InComfyUi, AutoencoderKLSeedVR2):
     """What numz's upscaler calls. Latents are unscaled, as that pack scales them itself. Single frames have no time
     axis in either direction. Tiles are a hint, unless they are forced."""
 

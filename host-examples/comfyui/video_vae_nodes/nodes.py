@@ -8,6 +8,7 @@ import folder_paths
 import video_vae
 
 from . import seedvr2
+from .conventions import SEEDVR2
 from .vae import ComfyVae
 from .widgets import FIXED, own_parameters, shared_parameters, widgets
 
@@ -43,14 +44,40 @@ def _places() -> dict[str, tuple]:
     }
 
 
+class VideoVaeLoad:
+    """A checkpoint of any model on a device, for ComfyUI's own nodes and for those here."""
+
+    CATEGORY = CATEGORY
+    FUNCTION = "load"
+    RETURN_TYPES = ("VAE", "VIDEO_VAE")
+    RETURN_NAMES = ("vae", "video_vae")
+    DESCRIPTION = "Loads a VAE, in place of Load VAE: of SD, SDXL, SD3, FLUX, Wan, Qwen-Image or SeedVR2."
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict:
+        files = (folder_paths.get_filename_list("vae"), {"tooltip": "A safetensors file in models/vae."})
+        # The scaling is that of ComfyUI's own VAE for the model.
+        settings = [parameter for parameter in shared_parameters() if parameter.key != "scaling_factor"]
+        return {"required": {"vae_name": files, **_places(), "force_tiles": FORCE_TILES, **widgets(settings)}}
+
+    def load(
+        self, vae_name: str, device: str, offload_device: str, force_tiles: bool, **parameters: Any
+    ) -> tuple:
+        path = folder_paths.get_full_path_or_raise("vae", vae_name)
+        opened = video_vae.VideoVae(path, device, **parameters, **FIXED)
+        vae = ComfyVae(opened, path, offload_device == "cpu", force_tiles)
+        opened.scaling_factor = vae.convention.scaling_factor
+        return (vae, vae)
+
+
 class VideoVaeLoader:
-    """A checkpoint on a device, both for the nodes here and for ComfyUI's own."""
+    """SeedVR2's checkpoint on a device, both for the nodes here and for ComfyUI's own."""
 
     CATEGORY = CATEGORY
     FUNCTION = "load"
     RETURN_TYPES = ("VIDEO_VAE", "VAE")
     RETURN_NAMES = ("video_vae", "vae")
-    DESCRIPTION = "Loads a SeedVR2 autoencoder. `vae` plugs into ComfyUI's own VAE sockets."
+    DESCRIPTION = "Loads a VAE of SeedVR2, with a choice of the scaling. `vae` plugs into ComfyUI's own VAE sockets."
 
     @classmethod
     def INPUT_TYPES(cls) -> dict:
@@ -65,6 +92,8 @@ class VideoVaeLoader:
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
         opened = video_vae.VideoVae(path, device, **parameters, **FIXED)
         vae = ComfyVae(opened, path, offload_device == "cpu", force_tiles)
+        if vae.convention is not SEEDVR2:
+            raise ValueError(f"{vae_name} is no VAE of SeedVR2, which this node is for; use Load VAE (video-vae)")
         return (vae, vae)
 
 
@@ -187,7 +216,9 @@ def _seedvr2_files() -> dict[str, str]:
 
 def original_size(vae: ComfyVae, samples: Any, size: tuple | None) -> tuple | None:
     """The size that was encoded, if the latents still are of that size: a node between may have scaled or cut them."""
-    if size is None or samples.ndim != 5:
+    if size is None or samples.ndim != 2 + vae.latent_dim:
         return None
-    expected = vae.video_vae.model.latent_shape((samples.shape[0], 3, *size))
-    return size if tuple(expected[2:]) == tuple(samples.shape[2:]) else None
+    # Images are clips of one frame.
+    clip = size if vae.is_video else (1, *size[1:])
+    expected = vae.video_vae.model.latent_shape((samples.shape[0], 3, *clip))
+    return clip if tuple(expected[-vae.latent_dim :]) == tuple(samples.shape[2:]) else None

@@ -6,54 +6,95 @@ import functools
 from typing import Any
 
 from video_vae import VideoVae
+from video_vae.checkpoint import Header
 
 from . import host
-from .latents import expanded, tiles
+from .conventions import Convention
+from .latents import expanded, tiles, with_channels
 
 
 class ComfyVae:
-    """Images [T, H, W, 3] in 0..1 to latents [B, C, t, h, w] and back, with the calls of ComfyUI's own VAE class."""
+    """Images [N, H, W, 3] in 0..1 to latents and back, with the calls and rules of ComfyUI's own VAE class. A model of
+    images has latents [N, C, h, w]. For a model of video the images are the frames of one clip, [1, C, t, h, w]."""
 
     def __init__(self, vae: VideoVae, weights: str, offload: bool = False, force_tiles: bool = False) -> None:
         self.video_vae = vae
         self._weights, self._offload, self._force_tiles = weights, offload, force_tiles
-        model = vae.model
+        header, model = Header(weights), vae.model
+        self.convention = Convention.of(header)
+        self.packing = self._packing(header) if self.convention.packed else None
+        side = 1 if self.packing is None else 2
+        self.is_video = model.time_scale > 1
         # Attributes that nodes look at.
-        self.latent_channels = model.latent_channels
-        self.latent_dim = 3
+        self.latent_channels = model.latent_channels * side * side
+        self.latent_dim = 3 if self.is_video else 2
         self.output_channels = model.pixel_channels
+        self.pad_channel_value = 1.0
         self.not_video = False
-        self.crop_input = False
+        self.crop_input = not self.convention.pads
         self.disable_offload = False
         self.handles_tiling = True
+        self._set_ratios(model.time_scale, model.spatial_scale * side)
+
+    @staticmethod
+    def _packing(header: Header) -> Any:
+        from .packing import Packing
+
+        return Packing(header)
+
+    def _set_ratios(self, time: int, space: int) -> None:
+        if not self.is_video:
+            self.upscale_ratio = self.downscale_ratio = space
+            self.upscale_index_formula = self.downscale_index_formula = None
+            return
         # A number of frames is a function, as in ComfyUI's video VAEs: 4n + 1 make n + 1.
-        time, space = model.time_scale, model.spatial_scale
         self.upscale_ratio = (lambda t: max(0, t * time - time + 1), space, space)
-        self.upscale_index_formula = (time, space, space)
         self.downscale_ratio = (lambda t: max(0, (t + time - 1) // time), space, space)
-        self.downscale_index_formula = (time, space, space)
+        self.upscale_index_formula = self.downscale_index_formula = (time, space, space)
 
     # ---- What our own nodes call ----
 
     def encode_clip(self, images: Any, **parameters: Any) -> Any:
-        """One clip [T, H, W, C], or several [B, T, H, W, C]."""
-        images = images[..., : self.output_channels]
-        layout = "THWC" if images.ndim == 4 else "BTHWC"
-        b, t, h, w, c = images.shape if images.ndim == 5 else (1, *images.shape)
+        """Images [N, H, W, C], or clips [B, T, H, W, C], padded where they do not fit."""
+        images = with_channels(images, self.output_channels, self.pad_channel_value)
+        if self.packing is not None:
+            images = self._cropped(images)
+        clips = images if images.ndim == 5 else images[None] if self.is_video else images[:, None]
+        b, t, h, w, c = clips.shape
         with self.video_vae.configured(**parameters) as vae:
             host.make_room(vae, "encode", (b, c, t, h, w))
-            latent = vae.encode(images, layout=layout, dtype="float32", progress=host.progress())
+            latent = vae.encode(clips, layout="BTHWC", dtype="float32", progress=host.progress())
         self._give_back()
-        return latent
+        if not self.is_video:
+            latent = latent[:, :, 0]
+        return latent if self.packing is None else self.packing.pack(latent)
 
     def decode_clip(self, samples: Any, size: Any = None, **parameters: Any) -> Any:
-        """Latents to images [B, T, H, W, 3]."""
-        samples = expanded(samples, self.latent_channels)
+        """Latents to images [B, T, H, W, C], or [N, H, W, C] for a model of images."""
+        samples = self._unpacked(samples)
         with self.video_vae.configured(**parameters) as vae:
             host.make_room(vae, "decode", samples.shape)
             images = vae.decode(samples, size=size, layout="BTHWC", dtype="float32", progress=host.progress())
         self._give_back()
-        return _clamp(images)
+        return _clamp(images if self.is_video else images[:, 0])
+
+    def _unpacked(self, samples: Any) -> Any:
+        """Latents as the network has them, [B, C, t, h, w]."""
+        if self.is_video:
+            return expanded(samples, self.latent_channels)
+        # ComfyUI takes the first frame of what has several.
+        samples = samples[:, :, 0] if samples.ndim == 5 else samples
+        return (samples if self.packing is None else self.packing.unpack(samples))[:, :, None]
+
+    def _cropped(self, images: Any) -> Any:
+        """What ComfyUI's own class encodes: the middle of each image, and as many frames as make whole latent frames."""
+        space = self.spacial_compression_encode()
+        height, width = images.shape[-3:-1]
+        top, left = height % space // 2, width % space // 2
+        images = images[..., top : top + height // space * space, left : left + width // space * space, :]
+        time = self.video_vae.model.time_scale
+        frames = 1 + (images.shape[-4] - 1) // time * time
+        return images[..., :frames, :, :, :] if self.is_video else images
 
     def _give_back(self) -> None:
         # A workspace on the GPU would be missed by the models that come next; on the CPU it is worth keeping.
@@ -63,7 +104,7 @@ class ComfyVae:
     # ---- What ComfyUI's nodes call ----
 
     def encode(self, pixel_samples: Any) -> Any:
-        return self.encode_clip(pixel_samples)
+        return self.encode_clip(self._fitting(pixel_samples))
 
     def decode(self, samples_in: Any, vae_options: Any = None) -> Any:
         return self.decode_clip(samples_in)
@@ -79,7 +120,8 @@ class ComfyVae:
     ) -> Any:
         """Tiles, counted in pixels, are a hint: they come if the whole image does not fit, or if they are forced. Time
         needs none: it is cut exactly, as the memory limit wants."""
-        return self.encode_clip(pixel_samples, **self._tiles("encode", tile_x, tile_y, overlap, 1))
+        settings = self._tiles("encode", tile_x, tile_y, overlap, 1)
+        return self.encode_clip(self._fitting(pixel_samples), **settings)
 
     def decode_tiled(
         self,
@@ -98,14 +140,17 @@ class ComfyVae:
         sizes = [size * scale for size in (tile_x, tile_y) if size is not None]
         return tiles(node, max(sizes, default=None), overlap and overlap * scale, self._force_tiles)
 
+    def _fitting(self, images: Any) -> Any:
+        return self._cropped(images) if self.crop_input else images
+
     def spacial_compression_decode(self) -> int:
-        return self.upscale_ratio[-1]
+        return self.upscale_ratio[-1] if self.is_video else self.upscale_ratio
 
     def spacial_compression_encode(self) -> int:
-        return self.downscale_ratio[-1]
+        return self.downscale_ratio[-1] if self.is_video else self.downscale_ratio
 
-    def temporal_compression_decode(self) -> int:
-        return self.video_vae.model.time_scale
+    def temporal_compression_decode(self) -> int | None:
+        return self.video_vae.model.time_scale if self.is_video else None
 
     def throw_exception_if_invalid(self) -> None:
         pass
@@ -124,14 +169,17 @@ class ComfyVae:
         raise RuntimeError("a VAE of video-vae cannot be saved: it is the file that it was loaded from")
 
     def memory_used_encode(self, shape: Any, dtype: Any = None) -> int:
-        """Bytes that encoding [B, C, T, H, W] takes beside what is held already."""
-        return max(0, host.wanted_bytes(self.video_vae, "encode", shape) - self.video_vae.memory_info().now)
+        """Bytes that encoding [B, C, T, H, W], or images [N, C, H, W], takes beside what is held already."""
+        five = shape if len(shape) == 5 else (*shape[:2], 1, *shape[2:])
+        return max(0, host.wanted_bytes(self.video_vae, "encode", five) - self.video_vae.memory_info().now)
 
     def memory_used_decode(self, shape: Any, dtype: Any = None) -> int:
-        """Bytes that decoding [B, C, t, h, w] takes beside what is held already."""
-        if len(shape) == 4:
-            shape = (shape[0], self.latent_channels, shape[1] // self.latent_channels, *shape[2:])
-        return max(0, host.wanted_bytes(self.video_vae, "decode", shape) - self.video_vae.memory_info().now)
+        """Bytes that decoding latents takes beside what is held already."""
+        channels, side = self.video_vae.model.latent_channels, 1 if self.packing is None else 2
+        height, width = (length * side for length in shape[-2:])
+        frames = shape[2] if len(shape) == 5 else shape[1] // self.latent_channels
+        five = (shape[0], channels, frames if self.is_video else 1, height, width)
+        return max(0, host.wanted_bytes(self.video_vae, "decode", five) - self.video_vae.memory_info().now)
 
     # ---- What other packs look at; these need PyTorch ----
 
@@ -182,7 +230,7 @@ class ComfyVae:
 
         vae = self.video_vae
         limits = {key: getattr(vae, key) for key in ("memory_limit", "host_memory_limit", "precision", "tiles")}
-        return FirstStageModel(self._weights, "cpu", self.vae_dtype, scale=vae.scaling_factor, **limits)
+        return FirstStageModel(self, self._weights, self.vae_dtype, **limits)
 
     @functools.cached_property
     def patcher(self) -> Any:

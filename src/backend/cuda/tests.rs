@@ -105,6 +105,7 @@ fn conv_op(
     statistics: bool,
     partial_sums: PartialSums<Offsets>,
 ) -> Op<Offsets> {
+    let statistics = statistics && layout.norm.groups() > 0;
     Op::Conv(ConvOp { layer: 0, layout: *layout, weights: None, input, frames, statistics, partial_sums })
 }
 

@@ -231,7 +231,8 @@ impl Emitter {
         let LayerCache::Split(cache) = &mut self.caches[of.layer] else { return };
         let expired = oldest.saturating_sub(fresh.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
-        // Both parts can be overwritten: the rows of a band are read before they are written.
+        // A new frame may take the place of one that this operation still reads: backends write a row of it only when
+        // no band reads the old row any more.
         let mut reused = expired.into_iter();
         for (_, input) in fresh.zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= oldest) {
             let slots = reused.next().unwrap_or_else(|| CachedFrame {

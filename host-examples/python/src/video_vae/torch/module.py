@@ -1,47 +1,31 @@
-"""The autoencoder as a module of PyTorch, called the way diffusers' autoencoders are.
-
-    from video_vae.torch import AutoencoderKLSeedVR2
-
-    vae = AutoencoderKLSeedVR2.from_single_file("ema_vae_fp16.safetensors", torch_dtype=torch.float16).to("cuda")
-    latents = vae.encode(video).latent_dist.sample(generator) * vae.config.scaling_factor
-    video = vae.decode(latents / vae.config.scaling_factor).sample
-
-Needs PyTorch, which nothing else of this package imports. Needs nothing of diffusers.
-"""
+"""A module of PyTorch around the library: what the classes of all models share."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import secrets
 import shutil
-import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, ClassVar
 
 import torch
 
-from ._progress import Progress
-from .errors import CheckpointError
-from .vae import VideoVae
-
-# What the diffusion model multiplies latents by. Nothing here does.
-SCALING_FACTOR = 0.9152
-
-# What a folder's file is called: numz's, Comfy-Org's and diffusers' names.
-FILES = (
-    "ema_vae_fp16.safetensors",
-    "seedvr2_ema_vae_fp16.safetensors",
-    "ema_vae.safetensors",
-    "diffusion_pytorch_model.safetensors",
-)
+from .._progress import Progress
+from ..checkpoint import Header
+from ..errors import CheckpointError
+from ..model import Model
+from ..vae import VideoVae
+from .files import FILES, checkpoint_in, config_beside, read_config
+from .hooks import NoBackward, entry
+from .outputs import DecoderOutput, DiagonalGaussianDistribution, EncoderOutput
 
 # Parameters of the library that diffusers' calls have no place for.
 FIXED = {
     "pixel_range": "pixels are in -1..1",
     "scaling_factor": "nothing is scaled inside; multiply by config.scaling_factor",
+    "latents": "nothing is scaled inside; config says how the diffusion model scales",
     "posterior": "encode gives the distribution",
     "seed": "latent_dist.sample takes a generator",
 }
@@ -51,121 +35,38 @@ WRITTEN = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Config(dict):
-    """Settings that can be read as attributes too."""
+    """Settings that can be read as attributes too. `missing` says why a setting is not there."""
+
+    def __init__(self, values: dict[str, Any], missing: str = "") -> None:
+        super().__init__(values)
+        self._missing = missing
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the configuration has no {name!r}; it has {', '.join(self)}") from None
+            why = f"; {self._missing}" if self._missing else ""
+            raise AttributeError(f"the configuration has no {name!r}; it has {', '.join(self)}{why}") from None
+
+    def __reduce__(self) -> tuple:
+        return (Config, (dict(self), self._missing))
 
 
-class _Output:
-    """A result that can be read by name, by key and by index."""
+@dataclass(frozen=True)
+class Convention:
+    """How the model's own class goes about pixels."""
 
-    def __getitem__(self, key: str | int | slice) -> Any:
-        return getattr(self, key) if isinstance(key, str) else self.to_tuple()[key]
-
-    def to_tuple(self) -> tuple:
-        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
-
-
-@dataclass
-class EncoderOutput(_Output):
-    latent_dist: DiagonalGaussianDistribution
+    images: bool
+    """Whether it is for images: one latent frame for each frame."""
+    pads: bool
+    """Whether any length and size is padded. Otherwise trailing frames are dropped and sizes must fit, as in
+    diffusers."""
+    clamps: bool
+    """Whether decoded pixels are cut to -1..1."""
 
 
-@dataclass
-class DecoderOutput(_Output):
-    sample: torch.Tensor
-
-
-class DiagonalGaussianDistribution:
-    """The distribution of a latent: a mean and a variance for each of its numbers."""
-
-    def __init__(self, mean: torch.Tensor, logvar: torch.Tensor) -> None:
-        self.mean = mean
-        self.logvar = logvar.clamp(-30.0, 20.0)
-
-    @property
-    def parameters(self) -> torch.Tensor:
-        return torch.cat([self.mean, self.logvar], dim=1)
-
-    @property
-    def std(self) -> torch.Tensor:
-        return torch.exp(0.5 * self.logvar)
-
-    @property
-    def var(self) -> torch.Tensor:
-        return torch.exp(self.logvar)
-
-    def mode(self) -> torch.Tensor:
-        return self.mean
-
-    def sample(self, generator: torch.Generator | list[torch.Generator] | None = None) -> torch.Tensor:
-        """Draws with PyTorch's noise, the same that diffusers draws. A list has a generator for each of the batch."""
-        return self.mean + self.std * _noise(self.mean, generator)
-
-    def kl(self, other: DiagonalGaussianDistribution | None = None) -> torch.Tensor:
-        """The divergence from another distribution, or from the normal one; one number for each of the batch."""
-        axes = list(range(1, self.mean.ndim))
-        if other is None:
-            return 0.5 * torch.sum(self.mean.square() + self.var - 1.0 - self.logvar, dim=axes)
-        apart = (self.mean - other.mean).square() / other.var
-        return 0.5 * torch.sum(apart + self.var / other.var - 1.0 - self.logvar + other.logvar, dim=axes)
-
-
-def _noise(like: torch.Tensor, generator: torch.Generator | list[torch.Generator] | None) -> torch.Tensor:
-    if isinstance(generator, (list, tuple)):
-        if len(generator) != like.shape[0]:
-            raise ValueError(f"generator has {len(generator)} entries; the batch has {like.shape[0]}")
-        return torch.cat([_noise(part, one) for part, one in zip(like.split(1), generator)])
-    # A generator of the CPU draws there, so that a seed means the same on every device.
-    place = like.device if generator is None else generator.device
-    return torch.randn(like.shape, generator=generator, device=place, dtype=like.dtype).to(like.device)
-
-
-class _NoBackward(torch.autograd.Function):
-    """A call whose results know that they depend on the inputs, so that backward() fails with words."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Any, *inputs: torch.Tensor) -> Any:
-        return run()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(
-            "video-vae computes no gradients: it cannot be trained or differentiated through. Call encode and decode "
-            "under torch.no_grad(), or detach() what comes out"
-        )
-
-
-def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that is called in place of `forward`: torch.compile leaves it as it is, with a graph before it and one
-    after it, and accelerate's hooks move the module as they do around `forward`."""
-
-    def hooked(self: AutoencoderKLSeedVR2, *arguments: Any, **keywords: Any) -> Any:
-        hook = getattr(self, "_hf_hook", None)
-        if hook is None:
-            return call(self, *arguments, **keywords)
-        arguments, keywords = hook.pre_forward(self, *arguments, **keywords)
-        place = self._place
-        try:
-            return hook.post_forward(self, call(self, *arguments, **keywords))
-        finally:
-            self._left(place)
-
-    @functools.wraps(call)
-    def calling(*arguments: Any, **keywords: Any) -> Any:
-        # Importing the compiler takes seconds. Who compiles has imported it.
-        compiled = "torch._dynamo" in sys.modules
-        return (torch.compiler.disable(hooked) if compiled else hooked)(*arguments, **keywords)
-
-    return calling
-
-
-class AutoencoderKLSeedVR2(torch.nn.Module):
-    """SeedVR2's autoencoder. Pixels are in -1..1; clips are [B, C, T, H, W], single frames [B, C, H, W].
+class Autoencoder(torch.nn.Module):
+    """An autoencoder. Pixels are in -1..1; clips are [B, C, T, H, W], single frames [B, C, H, W].
 
     `.to(device)` says where to compute: what it leaves gets its memory back, weights too, and the next call reads them
     anew. `.to(dtype)` sets the type of what comes out, not how it is computed, which is the parameter `precision`.
@@ -175,6 +76,7 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
     `video_vae.Progress`, for every call.
     """
 
+    convention: ClassVar[Convention]
     progress: Progress = None
 
     def __init__(
@@ -182,26 +84,29 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         weights: str | os.PathLike,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        config: str | os.PathLike | dict[str, Any] | None = None,
         **parameters: Any,
     ) -> None:
+        """`config` is diffusers' configuration: its file, its folder or its fields. Without it, config.json beside the
+        checkpoint counts."""
         super().__init__()
-        _check_parameters(parameters)
+        self._check_parameters(parameters)
         empty = torch.empty(0, device=device or "cpu", dtype=dtype or torch.float32)
         self.placeholder = torch.nn.Parameter(empty, requires_grad=False)
         self._weights, self._parameters_given = str(Path(weights).absolute()), parameters
         self._opened: dict[str, VideoVae] = {}
         self.use_tiling = self.use_slicing = False
         model = self.video_vae.model
+        self._check_model(model)
         self.spatial_compression_ratio = model.spatial_scale
         self.temporal_compression_ratio = model.time_scale
-        self.config = Config(
-            scaling_factor=SCALING_FACTOR,
-            in_channels=model.pixel_channels,
-            out_channels=model.pixel_channels,
-            latent_channels=model.latent_channels,
-            spatial_compression_ratio=model.spatial_scale,
-            temporal_compression_ratio=model.time_scale,
-        )
+        file = Path(self._weights)
+        header = Header(file)
+        given = config if isinstance(config, dict) else read_config(config) if config else config_beside(file)
+        found = self._config(model, header)
+        self.config = Config({**found, **given}, found._missing)
+        self._read(header)
         self.eval()
 
     @classmethod
@@ -212,8 +117,8 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         torch_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         **parameters: Any,
-    ) -> AutoencoderKLSeedVR2:
-        """Opens a checkpoint's file."""
+    ) -> Autoencoder:
+        """Opens a checkpoint's file: of the autoencoder, or of a whole diffusion model."""
         return cls(file, device, torch_dtype, **parameters)
 
     @classmethod
@@ -222,12 +127,13 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         folder: str | os.PathLike,
         *,
         subfolder: str | None = None,
+        variant: str | None = None,
         torch_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         **parameters: Any,
-    ) -> AutoencoderKLSeedVR2:
+    ) -> Autoencoder:
         """Opens the checkpoint in a folder. Nothing is downloaded."""
-        return cls(_checkpoint_in(Path(folder, subfolder or "")), device, torch_dtype, **parameters)
+        return cls(checkpoint_in(Path(folder, subfolder or ""), variant), device, torch_dtype, **parameters)
 
     def save_pretrained(self, folder: str | os.PathLike, *, safe_serialization: bool = True) -> None:
         """Writes the checkpoint and its configuration into a folder, for `from_pretrained`. The file is the one that
@@ -250,11 +156,10 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
 
     # ---- The two calls ----
 
-    @_entry
+    @entry
     def encode(self, x: torch.Tensor, return_dict: bool = True) -> EncoderOutput | tuple:
-        """Pixels to the distribution of their latents. Other lengths than 4n + 1 and sizes that are no multiples of 8
-        are padded by repeating the last frame, row and column."""
-        clip, dtype = _as_clip(x, "x"), self._written_dtype
+        """Pixels to the distribution of their latents."""
+        clip, dtype = self._fitting(_as_clip(x, "x")), self._written_dtype
 
         def run() -> tuple:
             return self._ready(clip).encode(clip, logvar=True, dtype=dtype, progress=self.progress)
@@ -263,14 +168,14 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         posterior = DiagonalGaussianDistribution(mean, logvar)
         return EncoderOutput(posterior) if return_dict else (posterior,)
 
-    @_entry
+    @entry
     def decode(
         self, z: torch.Tensor, return_dict: bool = True, generator: torch.Generator | None = None
     ) -> DecoderOutput | tuple:
         """Latents to pixels. Nothing is drawn, so `generator` is not needed; diffusers' pipelines pass one."""
         clip, dtype = _as_clip(z, "z"), self._written_dtype
         video = self._call(lambda: self._ready(clip).decode(clip, dtype=dtype, progress=self.progress), z)
-        sample = self._result(video, z)
+        sample = self._result(video.clamp(-1, 1) if self.convention.clamps else video, z)
         return DecoderOutput(sample) if return_dict else (sample,)
 
     def forward(
@@ -284,9 +189,22 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         posterior = self.encode(sample).latent_dist  # type: ignore[union-attr]
         return self.decode(posterior.sample(generator) if sample_posterior else posterior.mode(), return_dict)
 
+    def _fitting(self, clip: torch.Tensor) -> torch.Tensor:
+        """The part of a clip that the model's own class encodes."""
+        if self.convention.pads:
+            return clip
+        space, time = self.spatial_compression_ratio, self.temporal_compression_ratio
+        height, width = clip.shape[-2:]
+        if height % space or width % space:
+            raise ValueError(
+                f"x is {height} x {width} pixels; both must be multiples of {space}. Crop it, for example to "
+                f"{height - height % space} x {width - width % space}"
+            )
+        return clip[:, :, : 1 + (clip.shape[2] - 1) // time * time]
+
     def _call(self, run: Any, x: torch.Tensor) -> Any:
         if torch.is_grad_enabled() and (x.requires_grad or self.placeholder.requires_grad):
-            return _NoBackward.apply(run, x, self.placeholder)
+            return NoBackward.apply(run, x, self.placeholder)
         return run()
 
     def _result(self, out: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -330,7 +248,7 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
 
     def configure(self, **parameters: Any) -> None:
         """Changes parameters of the library, such as memory_limit."""
-        _check_parameters(parameters)
+        self._check_parameters(parameters)
         for opened in self._opened.values():
             opened.configure(**parameters)
         self._parameters_given = {**self._parameters_given, **parameters}
@@ -364,7 +282,28 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
     def disable_slicing(self) -> None:
         self.use_slicing = False
 
-    def _apply(self, *arguments: Any, **keywords: Any) -> AutoencoderKLSeedVR2:
+    # ---- What a class says ----
+
+    def _config(self, model: Model, header: Header) -> Config:
+        """The fields of diffusers' configuration that the checkpoint implies."""
+        raise NotImplementedError
+
+    def _read(self, header: Header) -> None:
+        """Reads what pipelines ask for beside encode and decode."""
+
+    def _check_model(self, model: Model) -> None:
+        if self.convention.images != (model.time_scale == 1):
+            is_for, has = ("images", "video") if self.convention.images else ("video", "images")
+            raise CheckpointError(f"{self._weights}: {type(self).__name__} is for {is_for}; this is an autoencoder of {has}")
+
+    def _check_parameters(self, parameters: dict[str, Any]) -> None:
+        for key, why in FIXED.items():
+            if key in parameters:
+                raise TypeError(f"{type(self).__name__} has no parameter {key!r}: {why}")
+
+    # ---- What PyTorch calls ----
+
+    def _apply(self, *arguments: Any, **keywords: Any) -> Autoencoder:
         # Behind to(), cuda(), cpu(), half() and those of a module around this one.
         before = self._place
         super()._apply(*arguments, **keywords)
@@ -385,12 +324,6 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         return f"{Path(self._weights).name!r}, device={str(self.device)!r}, dtype={self.dtype}{given}"
 
 
-def _check_parameters(parameters: dict[str, Any]) -> None:
-    for key, why in FIXED.items():
-        if key in parameters:
-            raise TypeError(f"AutoencoderKLSeedVR2 has no parameter {key!r}: {why}")
-
-
 def _as_clip(x: torch.Tensor, argument: str) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{argument} is a {type(x).__name__}; it must be a torch.Tensor")
@@ -409,16 +342,3 @@ def _release_cached(device: torch.device) -> None:
         # While half of the card is free there is no need, and giving back makes PyTorch's next calls slower.
         if free < total // 2:
             torch.cuda.empty_cache()
-
-
-def _checkpoint_in(folder: Path) -> Path:
-    if folder.is_file():
-        return folder
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; it must be one with {FILES[0]}, as nothing is downloaded")
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    known = [name for name in FILES if name in found] or (found if len(found) == 1 else [])
-    if not known:
-        has = f"has several: {', '.join(found)}; give one of them to from_single_file" if found else "has none"
-        raise CheckpointError(f"{folder}: expected {FILES[0]} or one other .safetensors file; it {has}")
-    return folder / known[0]

@@ -1,0 +1,235 @@
+"""Our VAE beside ComfyUI's own, on random checkpoints in the sizes that ComfyUI's own accepts: f32, on the CPU."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import HERE, randomise
+from safetensors.torch import load_file, save_file
+from server import COMFYUI, free_port, main, request, running, until, with_nodes
+
+WORKFLOWS = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in (HERE.parent / "workflows").glob("*")}
+LDM = {"double_z": True, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128, "ch_mult": [1, 2, 4, 4]}
+LDM = {**LDM, "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
+
+
+def image_network(channels, **settings):
+    from comfy.ldm.models.autoencoder import AutoencoderKL
+
+    # ComfyUI infers the width of the decoder, but not that of the encoder.
+    config = {**LDM, "z_channels": channels, **settings}
+    return AutoencoderKL(ddconfig=config, decoder_ddconfig={**config, "ch": 32}, embed_dim=channels)
+
+
+def without_quant(network):
+    """FLUX.1 has no 1x1 convolutions beside the latent."""
+    del network.quant_conv, network.post_quant_conv
+    return network
+
+
+def wan_network(channels=3):
+    from comfy.ldm.wan.vae import WanVAE
+
+    sizes = {"dim": 32, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [False, True, True]}
+    return WanVAE(**sizes, image_channels=channels, conv_out_channels=channels)
+
+
+NETWORKS = {
+    "sdxl": lambda: image_network(4),
+    "flux": lambda: without_quant(image_network(16)),
+    "flux2": lambda: image_network(32, batch_norm_latent=True),
+    "wan21": wan_network,
+    "qwen_image": wan_network,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    """As ComfyUI's executor runs nodes."""
+    with torch.inference_mode():
+        yield
+
+
+def file_of(family):
+    return WORKFLOWS[family]["2"]["inputs"]["vae_name"]
+
+
+def write(family, folder):
+    network = NETWORKS[family]()
+    randomise(network)
+    with torch.no_grad():
+        for name, value in network.named_buffers():
+            if name.endswith("running_var"):
+                value.uniform_(0.5, 2)
+            elif name.endswith("running_mean"):
+                value.normal_(0, 0.5)
+    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, folder / file_of(family))
+
+
+# Qwen-Image has the network of Wan 2.1; its workflow is run below.
+@pytest.fixture(scope="module", params=[family for family in NETWORKS if family != "qwen_image"])
+def vaes(request, ours, models):
+    """Of a model: ComfyUI's own VAE object, ours, and its name."""
+    import nodes
+
+    family = request.param
+    write(family, models / "vae")
+    (core,) = nodes.VAELoader().load_vae(file_of(family))
+    loader = ours["VideoVaeLoad"]
+    settings = {**WORKFLOWS[family]["2"]["inputs"], "device": "cpu"}
+    (vae, _) = loader().load(**settings)
+    assert core.vae_dtype == torch.float32
+    yield core, vae, family
+    (models / "vae" / file_of(family)).unlink()
+
+
+def close(found, right):
+    assert found.shape == right.shape and found.dtype == right.dtype
+    assert (found - right).abs().max() <= 1e-4 * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 48, 3), (2, 32, 32, 3), (7, 32, 32, 3), (1, 37, 55, 3), (1, 32, 32, 4)])
+def test_encode(vaes, shape):
+    """One image, a batch or a clip, a length that is not 4n + 1, sizes off the factor, alpha."""
+    core, vae, _ = vaes
+    pixels = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    right = core.encode(pixels)
+    close(vae.encode(pixels), right)
+    assert right.ndim == 2 + vae.latent_dim
+
+
+def test_decode(vaes):
+    core, vae, _ = vaes
+    time = (3,) if vae.is_video else ()
+    samples = torch.randn(2, vae.latent_channels, *time, 4, 6, generator=torch.Generator().manual_seed(2))
+    close(vae.decode(samples), core.decode(samples.clone()))
+    if not vae.is_video:
+        # Such latents come from models of video.
+        several = samples[:, :, None].repeat(1, 1, 2, 1, 1)
+        close(vae.decode(several), core.decode(several.clone()))
+
+
+def test_tiled_calls_stay_exact(vaes):
+    _, vae, _ = vaes
+    pixels = torch.rand(1, 64, 96, 3)
+    latent = vae.encode(pixels)
+    assert torch.equal(vae.encode_tiled(pixels, tile_x=64, tile_y=64, overlap=16, tile_t=16, overlap_t=4), latent)
+    assert vae.video_vae.last_run().exact
+    images = vae.decode(latent)
+    assert torch.equal(vae.decode_tiled(latent, tile_x=8, tile_y=8, overlap=2, tile_t=2, overlap_t=1), images)
+
+
+def test_what_nodes_look_at(vaes):
+    core, vae, _ = vaes
+    for name in ("latent_channels", "latent_dim", "output_channels", "crop_input", "not_video"):
+        assert getattr(vae, name) == getattr(core, name), name
+    for name in ("spacial_compression_decode", "spacial_compression_encode", "temporal_compression_decode"):
+        assert getattr(vae, name)() == getattr(core, name)(), name
+    for name in ("upscale_ratio", "downscale_ratio"):
+        found, right = getattr(vae, name), getattr(core, name)
+        if vae.is_video:
+            assert found[1:] == right[1:] and all(found[0](t) == right[0](t) for t in range(20))
+        else:
+            assert found == right
+    for name in ("upscale_index_formula", "downscale_index_formula"):
+        assert getattr(vae, name) == getattr(core, name), name
+    time = (5,) if vae.is_video else ()
+    # Beside what earlier runs hold.
+    assert vae.memory_used_encode((1, 3, *time, 1024, 1024), vae.vae_dtype) > 0
+    assert vae.memory_used_decode((1, vae.latent_channels, *time, 128, 128), vae.vae_dtype) > 0
+
+
+def test_the_network_inside(vaes):
+    core, vae, _ = vaes
+    time = (5,) if vae.is_video else ()
+    pixels = torch.rand(1, 3, *time, 32, 32) * 2 - 1
+    with torch.no_grad():
+        right = core.first_stage_model.encode(pixels)
+        close(vae.first_stage_model.encode(pixels), right)
+        close(vae.first_stage_model.decode(right), core.first_stage_model.decode(right))
+
+
+def test_our_own_nodes(vaes, ours):
+    _, vae, family = vaes
+    images = torch.rand(3, 36, 44, 3)
+    (latent,) = ours["VideoVaeEncode"]().encode(vae, images)
+    (found,) = ours["VideoVaeDecode"]().decode(vae, latent)
+    # FLUX.2's latents are packed, so what does not fit is cropped there.
+    assert found.shape == ((3, 32, 32, 3) if family == "flux2" else images.shape)
+
+
+def test_alpha(ours, models):
+    """A model with four channels: images without alpha get 1.0."""
+    import nodes
+
+    network = wan_network(4)
+    randomise(network)
+    file = models / "vae" / "alpha.safetensors"
+    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, file)
+    (core,) = nodes.VAELoader().load_vae(file.name)
+    (vae, _) = ours["VideoVaeLoad"]().load(**{**WORKFLOWS["wan21"]["2"]["inputs"], "vae_name": file.name})
+    pixels = torch.rand(1, 32, 48, 4)
+    close(vae.encode(pixels), core.encode(pixels))
+    latent = core.encode(pixels[..., :3])
+    close(vae.encode(pixels[..., :3]), latent)
+    close(vae.decode(latent), core.decode(latent.clone()))
+    file.unlink()
+
+
+def test_image_to_video(vaes):
+    core, vae, family = vaes
+    if family != "wan21":
+        pytest.skip("a node of Wan")
+    from comfy_extras.nodes_wan import WanImageToVideo
+
+    text = [[torch.zeros(1, 1), {}]]
+    image = torch.rand(1, 32, 48, 3)
+    latents = []
+    for one in (core, vae):
+        # Older ones are called on an object.
+        out = WanImageToVideo.execute(text, text, one, 48, 32, 9, 1, start_image=image)
+        latents.append(out.args[0][0][1]["concat_latent_image"])
+    close(latents[1], latents[0])
+
+
+def swapped(workflow):
+    """The workflow with ComfyUI's own loader."""
+    loader = {"class_type": "VAELoader", "inputs": {"vae_name": workflow["2"]["inputs"]["vae_name"]}}
+    return {**workflow, "2": loader}
+
+
+def pictures(base, family):
+    from PIL import Image
+
+    files = sorted((base / "output").glob(f"video_vae_{family}_*.png"))
+    return [np.asarray(Image.open(file)).astype(int) for file in files]
+
+
+def test_workflows_over_http(tmp_path, ours):
+    """The files beside the nodes, with our loader and with ComfyUI's own, run by its server."""
+    base = with_nodes(tmp_path)
+    (base / "models" / "vae").mkdir(parents=True)
+    (base / "input").mkdir()
+    from PIL import Image
+
+    Image.fromarray(np.random.default_rng(3).integers(0, 256, (37, 55, 3), "u1")).save(base / "input" / "example.png")
+    for family in WORKFLOWS:
+        write(family, base / "models" / "vae")
+    port = free_port()
+    log = (base / "log").open("w")
+    with running(*main(base, "--port", str(port), "--fp32-vae"), cwd=COMFYUI, stdout=log, stderr=log):
+        address = f"http://127.0.0.1:{port}"
+        until(lambda: request("GET", f"{address}/object_info/VideoVaeLoad"))
+        for workflow in WORKFLOWS.values():
+            for prompt in (workflow, swapped(workflow)):
+                job = request("POST", f"{address}/prompt", {"prompt": prompt})["prompt_id"]
+                history = until(lambda: request("GET", f"{address}/history/{job}"), 240)  # noqa: B023
+                assert history[job]["status"]["status_str"] == "success", history[job]["status"]
+    for family in WORKFLOWS:
+        found, right = (
+            load_file(file)["latent_tensor"] for file in sorted((base / "output").glob(f"video_vae_{family}_*.latent"))
+        )
+        close(found, right)
+        found, right = pictures(base, family)
+        assert found.shape == right.shape and np.abs(found - right).max() <= 1, family

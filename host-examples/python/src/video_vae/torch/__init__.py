@@ -1,0 +1,34 @@
+"""The autoencoders as modules of PyTorch, called the way those of diffusers are.
+
+    from video_vae.torch import AutoencoderKL
+
+    pipe.vae = AutoencoderKL.from_pretrained("FLUX.1-dev", subfolder="vae", torch_dtype=torch.bfloat16).to("cuda")
+
+Needs PyTorch, which nothing else of this package imports. Needs nothing of diffusers.
+"""
+
+from .classes import (
+    SCALING_FACTOR,
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    AutoencoderKLSeedVR2,
+    AutoencoderKLWan,
+)
+from .module import Autoencoder, Config, Convention
+from .outputs import DecoderOutput, DiagonalGaussianDistribution, EncoderOutput
+
+__all__ = [
+    "SCALING_FACTOR",
+    "Autoencoder",
+    "AutoencoderKL",
+    "AutoencoderKLFlux2",
+    "AutoencoderKLQwenImage",
+    "AutoencoderKLSeedVR2",
+    "AutoencoderKLWan",
+    "Config",
+    "Convention",
+    "DecoderOutput",
+    "DiagonalGaussianDistribution",
+    "EncoderOutput",
+]

@@ -1,0 +1,171 @@
+"""One class for each of diffusers', under its name, and one for SeedVR2. What differs stands here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..checkpoint import Header
+from ..model import Model
+from .files import tensor
+from .module import Autoencoder, Config, Convention
+
+IMAGES = Convention(images=True, pads=False, clamps=False)
+VIDEO = Convention(images=False, pads=False, clamps=True)
+
+# What SeedVR2's diffusion model multiplies latents by.
+SCALING_FACTOR = 0.9152
+
+# scaling_factor and shift_factor of the models that one set of tensors may belong to, by channels of a latent.
+SCALES: dict[int, dict[str, tuple[float, float | None]]] = {
+    4: {"sd": (0.18215, None), "sdxl": (0.13025, None)},
+    16: {"sd3": (1.5305, 0.0609), "flux": (0.3611, 0.1159)},
+}
+
+# latents_mean and latents_std of the models of video, by channels of a latent. Wan 2.1 and Qwen-Image have the same.
+STATISTICS: dict[int, tuple[list[float], list[float]]] = {
+    16: (
+        [-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508]
+        + [0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921],
+        [2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743]
+        + [3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160],
+    ),
+}
+
+
+class AutoencoderKL(Autoencoder):
+    """The autoencoder of SD 1.x and 2.x, SDXL, SD3 and FLUX.1.
+
+    SD and SDXL have the same tensors, and so have SD3 and FLUX.1. A folder of diffusers says in config.json which it is;
+    a single file needs latent_format="sdxl" or config=FOLDER, or its configuration has no scaling_factor.
+    """
+
+    convention = IMAGES
+
+    def _config(self, model: Model, header: Header) -> Config:
+        fitting = SCALES.get(model.latent_channels, {})
+        chosen = fitting.get(self._parameters_given.get("latent_format", "auto"))
+        scale = {} if chosen is None else {"scaling_factor": chosen[0], "shift_factor": chosen[1]}
+        words = " or ".join(f'"{name}"' for name in fitting)
+        missing = "" if chosen else f"scaling_factor depends on the model: give latent_format={words}, or config=FOLDER"
+        fields = {"latents_mean": None, "latents_std": None, "force_upcast": True}
+        return Config({**_image_sizes(model, header), **fields, **scale}, missing)
+
+    @property
+    def post_quant_conv(self) -> torch.nn.Module:
+        """Something with the type of this module: SDXL's pipelines ask the layer of this name for it."""
+        return self
+
+
+class AutoencoderKLFlux2(Autoencoder):
+    """The autoencoder of FLUX.2. `bn` has the statistics that its pipelines scale latents with."""
+
+    convention = IMAGES
+
+    def _config(self, model: Model, header: Header) -> Config:
+        decoder = header.matching(r"decoder\.up\.(\d+)\.block\.0\.conv1\.weight")
+        # diffusers counts levels from the lowest resolution here.
+        running = header.matching(r"decoder\.up_blocks\.(\d+)\.resnets\.0\.conv1\.weight")
+        channels = _first_dimensions(decoder) or _first_dimensions(running)[::-1]
+        fields = {"batch_norm_eps": 1e-4, "batch_norm_momentum": 0.1, "patch_size": [2, 2], "force_upcast": True}
+        return Config({**_image_sizes(model, header), "decoder_block_out_channels": channels, **fields})
+
+    def _read(self, header: Header) -> None:
+        channels = self.config.latent_channels * math.prod(self.config.patch_size)
+        self.bn = torch.nn.BatchNorm2d(channels, eps=self.config.batch_norm_eps, affine=False).eval()
+        place = {"device": self.device, "dtype": self.dtype}
+        self.bn.running_mean = tensor(header, "bn.running_mean").to(**place)
+        self.bn.running_var = tensor(header, "bn.running_var").to(**place)
+
+
+class _AutoencoderOfVideo(Autoencoder):
+    """Trailing frames that make no whole latent frame are dropped, and pixels are cut to -1..1, as in diffusers."""
+
+    convention = VIDEO
+
+    def _config(self, model: Model, header: Header) -> Config:
+        mean, std = STATISTICS.get(model.latent_channels, (None, None))
+        base = _first_dimensions(header.matching(r"encoder\.conv(?:1|_in)()\.weight"))
+        # The levels at which time is halved are the last ones.
+        halvings = [int(math.log2(scale)) for scale in (model.spatial_scale, model.time_scale)]
+        fields = {
+            "base_dim": base[0],
+            "z_dim": model.latent_channels,
+            "temperal_downsample": [level >= halvings[0] - halvings[1] for level in range(halvings[0])],
+            "latents_mean": mean,
+            "latents_std": std,
+        }
+        return Config({**fields, **self._more_fields(model)})
+
+    def _more_fields(self, model: Model) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @property
+    def temperal_downsample(self) -> list[bool]:
+        return self.config.temperal_downsample
+
+    @property
+    def z_dim(self) -> int:
+        return self.config.z_dim
+
+
+class AutoencoderKLWan(_AutoencoderOfVideo):
+    """The autoencoder of Wan 2.1."""
+
+    def _more_fields(self, model: Model) -> dict[str, Any]:
+        return {
+            "is_residual": False,
+            "in_channels": model.pixel_channels,
+            "out_channels": model.pixel_channels,
+            "patch_size": None,
+            "scale_factor_temporal": model.time_scale,
+            "scale_factor_spatial": model.spatial_scale,
+        }
+
+
+class AutoencoderKLQwenImage(_AutoencoderOfVideo):
+    """The autoencoder of Qwen-Image, which is that of Wan 2.1 with other weights."""
+
+    def _more_fields(self, model: Model) -> dict[str, Any]:
+        return {"input_channels": model.pixel_channels}
+
+
+class AutoencoderKLSeedVR2(Autoencoder):
+    """SeedVR2's autoencoder. Other lengths than 4n + 1, and sizes that are no multiples of 8, are padded by repeating
+    the last frame, row and column."""
+
+    convention = Convention(images=False, pads=True, clamps=False)
+
+    def _config(self, model: Model, header: Header) -> Config:
+        fields = {
+            "scaling_factor": SCALING_FACTOR,
+            "in_channels": model.pixel_channels,
+            "out_channels": model.pixel_channels,
+            "latent_channels": model.latent_channels,
+            "spatial_compression_ratio": model.spatial_scale,
+            "temporal_compression_ratio": model.time_scale,
+        }
+        return Config(fields)
+
+
+def _image_sizes(model: Model, header: Header) -> dict[str, Any]:
+    """Sizes under diffusers' names. LDM and diffusers name the tensors differently."""
+    levels = header.matching(r"encoder\.down(?:_blocks)?\.(\d+)\.(?:block|resnets)\.0\.conv1\.weight")
+    blocks = header.matching(r"encoder\.down(?:_blocks)?\.0\.(?:block|resnets)\.(\d+)\.conv1\.weight")
+    has_quant = bool(header.matching(r"quant_conv\.weight"))
+    return {
+        "in_channels": model.pixel_channels,
+        "out_channels": model.pixel_channels,
+        "block_out_channels": _first_dimensions(levels),
+        "layers_per_block": len(blocks),
+        "latent_channels": model.latent_channels,
+        "use_quant_conv": has_quant,
+        "use_post_quant_conv": has_quant,
+    }
+
+
+def _first_dimensions(shapes: dict[tuple[str, ...], list[int]]) -> list[int]:
+    """The first number of each shape, in the order of the numbers in the names."""
+    return [shapes[key][0] for key in sorted(shapes, key=lambda key: int(key[0] or 0))]

@@ -1,0 +1,58 @@
+"""Tiny random checkpoints of diffusers' classes, and its modules beside ours."""
+
+import diffusers
+import torch
+
+import video_vae.torch as ours
+
+LEVELS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+IMAGE = {**LEVELS, "block_out_channels": [32, 32, 64, 64], "layers_per_block": 1, "norm_num_groups": 32}
+
+# Arguments of diffusers' classes by name.
+TINY = {
+    "sdxl": ("AutoencoderKL", {**IMAGE, "latent_channels": 4, "scaling_factor": 0.13025}),
+    "flux": (
+        "AutoencoderKL",
+        {
+            **IMAGE,
+            "latent_channels": 16,
+            "scaling_factor": 0.3611,
+            "shift_factor": 0.1159,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+        },
+    ),
+    "flux2": ("AutoencoderKLFlux2", {**IMAGE, "latent_channels": 8, "decoder_block_out_channels": [32, 64, 32, 32]}),
+}
+
+
+def randomise(module) -> None:
+    """Weights that keep activations near 1."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            if not value.is_floating_point():
+                continue
+            noise = torch.randn(value.shape, generator=generator)
+            if name.endswith("running_var"):
+                value.copy_(1 + noise.abs())
+            elif value.ndim > 1 and "gamma" not in name:
+                value.copy_(noise * value[0].numel() ** -0.5)
+            elif name.endswith(("weight", "gamma")):
+                value.copy_(1 + 0.1 * noise)
+            else:
+                value.copy_(0.1 * noise)
+
+
+def both(name, folder):
+    """Diffusers' module and ours, of the same folder."""
+    class_name, arguments = TINY[name]
+    theirs = getattr(diffusers, class_name)(**arguments).eval()
+    randomise(theirs)
+    theirs.save_pretrained(folder)
+    return theirs, getattr(ours, class_name).from_pretrained(folder)
+
+
+def close(found, right) -> None:
+    assert found.shape == right.shape and found.dtype == right.dtype
+    assert (found - right).abs().max() <= 1e-4 * max(1.0, float(right.abs().max()))

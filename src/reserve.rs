@@ -100,10 +100,11 @@ unsafe impl GlobalAlloc for ReserveAllocator {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        match RESERVE.contains(block) {
-            true => RESERVE.give_back(block, layout),
+        if RESERVE.contains(block) {
+            RESERVE.give_back(block, layout);
+        } else {
             // SAFETY: the system allocated it.
-            false => unsafe { System.dealloc(block, layout) },
+            unsafe { System.dealloc(block, layout) };
         }
     }
 

@@ -51,10 +51,10 @@ pub fn text(file_length: u64, mut read: impl FnMut(&mut [u8], u64) -> Check<()>)
     let mut text = reserve::filled("the header", 0, length as usize).map_err(|_| EXHAUSTED.to_owned())?;
     read(&mut text, LENGTH_BYTES)?;
     let text = String::from_utf8(text).map_err(|e| format!("the header is not UTF-8 text: {e}"))?;
-    match text.trim_ascii_start().starts_with('{') {
-        true => Ok(text),
-        false => Err("the header is not a JSON object of tensors".into()),
+    if text.trim_ascii_start().starts_with('{') {
+        return Ok(text);
     }
+    Err("the header is not a JSON object of tensors".into())
 }
 
 /// Calls `each` with the members of a JSON object, one by one: the key, and the text of the value.

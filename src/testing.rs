@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use half::f16;
+
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock, Window};
+use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::families::seedvr2::Sizes;
 use crate::model::graph::{FirstFrame, TimeAxis};
 use crate::model::lower::{Pairs, TimeRule};
@@ -32,6 +35,26 @@ impl Lcg {
 /// A checkpoint of `tests/golden`.
 pub fn golden(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"))
+}
+
+/// A golden checkpoint with one tensor times 2^18: what its layer gives is too large for fp16, its weights are not.
+pub fn overflowing(model: &str, tensor: &str) -> TemporaryFile {
+    const FACTOR: f32 = 262_144.0;
+    let mut bytes = std::fs::read(golden(model)).unwrap();
+    let (length, rest) = bytes.split_first_chunk_mut().unwrap();
+    let (header, data) = rest.split_at_mut(u64::from_le_bytes(*length) as usize);
+    let entry = &serde_json::from_slice::<serde_json::Value>(header).unwrap()[tensor];
+    let [start, end] = [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize);
+    match entry["dtype"].as_str().unwrap() {
+        "F16" => data[start..end].as_chunks_mut().0.iter_mut().for_each(|value| {
+            *value = f16::from_f32(FACTOR * f16::from_le_bytes(*value).to_f32()).to_le_bytes();
+        }),
+        "F32" => data[start..end].as_chunks_mut().0.iter_mut().for_each(|value| {
+            *value = (FACTOR * f32::from_le_bytes(*value)).to_le_bytes();
+        }),
+        other => panic!("a tensor of {other}"),
+    }
+    TemporaryFile::new(&bytes)
 }
 
 /// One direction of a model with these sizes.

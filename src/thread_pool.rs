@@ -1,6 +1,5 @@
 //! The threads of the library. Backends that compute on the CPU share pools, whose threads start with the first work
-//! and end with the last backend. Loading and planning use the same pool, or threads of their own for as long as they
-//! take.
+//! and end with the last backend. Loading and planning use the same pool, or one of their own for as long as they take.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -148,8 +147,7 @@ impl Borrowed<'_> {
                 return Err(reserve::exhausted());
             }
             let slot = self.team.threads();
-            let started = self.team.start_thread(Executor::Alone);
-            started.map_err(|why| {
+            self.team.start_thread().map_err(|why| {
                 Error::Device(format!("threads: cannot start thread {slot} of {threads}: {why}; set it lower"))
             })?;
         }
@@ -164,23 +162,11 @@ impl Drop for Borrowed<'_> {
 }
 
 impl Team {
-    /// For work that needs no pool afterwards. If the system refuses a thread, the others do its share.
-    fn for_now(threads: usize) -> Team {
-        let mut team = Team::default();
-        while team.threads() < threads && reserve::has_room_for_a_thread() {
-            if team.start_thread(Executor::New { most: usize::MAX }).is_err() {
-                break;
-            }
-        }
-        team
-    }
-
-    /// Tasks of the thread run their own items as `executor` says.
-    fn start_thread(&mut self, executor: Executor) -> std::io::Result<()> {
+    fn start_thread(&mut self) -> std::io::Result<()> {
         let (shared, slot) = (Arc::clone(&self.shared), self.threads());
         let worker = std::thread::Builder::new().name(format!("video-vae-{slot}")).spawn(move || {
             float_mode::set_default();
-            EXECUTOR.set(executor);
+            EXECUTOR.set(Executor::Alone);
             serve(&shared, slot);
         })?;
         self.workers.push(worker);
@@ -254,8 +240,8 @@ fn serve(shared: &PoolShared, slot: usize) {
 /// Which threads [`for_each`] uses.
 #[derive(Clone)]
 enum Executor {
-    /// New ones, together with the calling thread at most so many.
-    New { most: usize },
+    /// As many as there are cores, for as long as the work takes.
+    Cores,
     /// Those of a pool.
     Pool(Arc<Pool>),
     /// The calling thread only: it works for a pool now.
@@ -263,18 +249,18 @@ enum Executor {
 }
 
 thread_local! {
-    static EXECUTOR: RefCell<Executor> = const { RefCell::new(Executor::New { most: usize::MAX }) };
+    static EXECUTOR: RefCell<Executor> = const { RefCell::new(Executor::Cores) };
 }
 
-/// Runs `work`, in which [`for_each`] uses `pool`; or if there is none, at most `most` threads. `None`: all cores.
+fn cores() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs `work`, in which [`for_each`] uses `pool`; or if there is none, at most `most` threads, which end with the work.
+/// `None`: all cores.
 pub fn with_threads<R>(pool: Option<&Arc<Pool>>, most: Option<u64>, work: impl FnOnce() -> R) -> R {
-    with_executor(
-        match pool {
-            Some(pool) => Executor::Pool(Arc::clone(pool)),
-            None => Executor::New { most: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)) },
-        },
-        work,
-    )
+    let most = most.map_or(cores(), |most| (cores() as u64).min(most) as usize);
+    with_executor(Executor::Pool(pool.map_or_else(|| Arc::new(Pool::new(most)), Arc::clone)), work)
 }
 
 fn with_executor<R>(executor: Executor, work: impl FnOnce() -> R) -> R {
@@ -296,7 +282,7 @@ pub fn threads_for(elements: usize) -> usize {
 /// Threads for long work.
 fn threads() -> usize {
     let most = match EXECUTOR.with_borrow(Executor::clone) {
-        Executor::New { most } => available_parallelism().map_or(1, usize::from).min(most),
+        Executor::Cores => cores(),
         Executor::Pool(pool) => pool.threads(),
         Executor::Alone => 1,
     };
@@ -338,20 +324,16 @@ pub fn for_each<T: Send, S>(
             work(&mut state, item);
         }
     };
-    let run_on = |team: &mut Team| {
-        let finished = team.run(threads, &mut || false, &|_, _, _| run());
-        finished.expect("nothing stops it");
+    let pool = match EXECUTOR.with_borrow(Executor::clone) {
+        Executor::Cores if threads > 1 => Arc::new(Pool::new(cores())),
+        Executor::Pool(pool) if threads > 1 => pool,
+        _ => return run(),
     };
-    match EXECUTOR.with_borrow(Executor::clone) {
-        _ if threads < 2 => run(),
-        Executor::Alone => run(),
-        Executor::New { .. } => run_on(&mut Team::for_now(threads)),
-        Executor::Pool(pool) => with_executor(Executor::Alone, || match pool.borrow().start(threads) {
-            Ok(mut team) => run_on(&mut team.team),
-            // Those that did start are idle in the pool. The calling thread does without them.
-            Err(_) => run(),
-        }),
-    }
+    with_executor(Executor::Alone, || match pool.borrow().start(threads) {
+        Ok(mut team) => team.team.run(threads, &mut || false, &|_, _, _| run()).expect("nothing stops it"),
+        // Those that did start are idle in the pool. The calling thread does without them.
+        Err(_) => run(),
+    });
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ fn other_containers_and_codecs() {
     succeeds(&["roundtrip", text(&clip), text(&eight), "--bits", "8", "--codec", "h264"]);
     assert!(probed(&eight).0.contains(&"pix_fmt=\"yuv420p\"".into()));
     let lossless = path("clip.mkv");
-    succeeds(&["roundtrip", text(&clip), text(&lossless)]);
+    succeeds(&["roundtrip", text(&clip), text(&lossless), "--lossless"]);
     assert!(probed(&lossless).0.contains(&"pix_fmt=\"gbrp10le\"".into()), "{:?}", probed(&lossless));
     fails(&["roundtrip", text(&clip), text(&path("x.webm")), "--codec", "h264"], &["vp9"]);
     fails(&["roundtrip", text(&clip), text(&path("x.mp4")), "--bits", "16"], &["--bits 16", "12 bits"]);

@@ -6,10 +6,11 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
+use common::weights::random_weights;
 use common::{Buffer, Random, Vae, golden, root};
 use std::collections::BTreeMap;
 use video_vae::capi::VVAE_ERROR_ARGUMENT;
-use video_vae::internals::model::families::FAMILIES;
+use video_vae::internals::model::families::{FAMILIES, wan, wan21};
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap().flatten() {
@@ -72,9 +73,19 @@ fn no_source_outside_the_families_has_their_constants_or_names() {
     sources(&root().join("src"), &mut files);
     for file in files {
         let Some(text) = product(&file) else { continue };
-        for word in
-            ["0.9152", "0.18215", "0.13025", "1.5305", "0.3611", "SeedVR2", "seedvr2", "kl2d", "norm_num_groups"]
-        {
+        for word in [
+            "0.9152",
+            "0.18215",
+            "0.13025",
+            "1.5305",
+            "0.3611",
+            "2.8184",
+            "SeedVR2",
+            "seedvr2",
+            "kl2d",
+            "wan21",
+            "norm_num_groups",
+        ] {
             // The list of families is in their own folder.
             assert!(!text.contains(word), "{} has {word:?}", file.display());
         }
@@ -120,6 +131,66 @@ fn every_naming_scheme_gives_the_same_bits() {
             let path = folder.file(&format!("{scheme}.safetensors"), &to_bytes(&tensors, 32));
             assert!(decoded(&path, channels) == expected, "{model} with the names of {scheme}");
         }
+    }
+}
+
+/// The authors' names, and those of diffusers.
+#[test]
+fn both_naming_schemes_of_a_video_model_give_the_same_bits() {
+    let folder = Folder::new("names-wan21");
+    let authors = golden("families/wan21.safetensors");
+    let map = std::fs::read(golden("families/wan21.diffusers.json")).unwrap();
+    let map: BTreeMap<String, String> = serde_json::from_slice(&map).unwrap();
+    let diffusers = renamed(&read(&authors), |name| map[name].clone());
+    let path = folder.file("diffusers.safetensors", &to_bytes(&diffusers, 1));
+    assert!(decoded(&path, 16) == decoded(&authors, 16));
+}
+
+/// A damaged file is told what it lacks, and a file of a family that is not known is none of the known ones.
+#[test]
+fn near_misses_of_a_video_model_are_told_what_they_lack() {
+    let folder = Folder::new("near-wan21");
+    let tensors = read(&golden("families/wan21.safetensors"));
+    let refused = |change: &dyn Fn(&mut Tensors)| {
+        let mut changed = tensors.clone();
+        change(&mut changed);
+        Vae::open(&folder.file("near.safetensors", &to_bytes(&changed, 1))).err().unwrap().text
+    };
+    let lacks = |name: &'static str| refused(&|tensors| drop(tensors.remove(name)));
+    for name in ["decoder.middle.1.to_qkv.bias", "encoder.downsamples.2.resample.1.weight", "conv2.weight"] {
+        let text = lacks(name);
+        assert!(text.contains(name) && text.contains("missing"), "{text}");
+    }
+    let text = lacks("encoder.downsamples.5.time_conv.weight");
+    assert!(text.contains("frames a latent"), "{text}");
+    let text = Vae::open(&golden("families/wan22.safetensors")).err().unwrap().text;
+    assert!(text.contains("missing"), "{text}");
+}
+
+/// Narrow models, and those with an alpha channel on one side or on both.
+#[test]
+fn video_models_have_any_width_and_three_or_four_pixel_channels() {
+    let folder = Folder::new("widths");
+    let level = |channels, into: Option<(u64, bool)>| wan::Level {
+        channels,
+        resampling: into.map(|(channels, time)| wan::Resampling { channels, time }),
+    };
+    for (number, (width, pixel_channels)) in [(6, [4, 4]), (10, [4, 3]), (24, [3, 4])].into_iter().enumerate() {
+        let sizes = wan::Sizes {
+            pixel_channels,
+            latent_channels: 5,
+            time_kernel: 3,
+            encoder: vec![level(width, Some((width, true))), level(2 * width, None)],
+            decoder: vec![level(2 * width, Some((width, true))), level(width, None)],
+        };
+        let weights = random_weights(&wan21::model(&sizes), number as u64);
+        let vae = Vae::open(&folder.file(&format!("{number}.safetensors"), &to_bytes(&weights, 1))).unwrap();
+        let mut random = Random(number as u64);
+        let [from, to] = pixel_channels.map(|channels| channels as i64);
+        let (mut latent, mut video) = (Buffer::poisoned([1, 5, 3, 2, 3]), Buffer::poisoned([1, to, 5, 4, 6]));
+        vae.encode(&Buffer::random(&mut random, [1, from, 5, 4, 6]), &mut latent).unwrap();
+        vae.decode(&latent, &mut video).unwrap();
+        assert!(video.f32().iter().all(|value| value.is_finite()));
     }
 }
 

@@ -61,9 +61,11 @@ fn last_run(vae: &Vae) -> String {
 
 #[test]
 fn whole_clips_and_batches_have_the_bits_of_one_device() {
-    for (model, lists, jobs) in
-        [(small(), vec!["cpu,cpu", "cpu,cpu,cpu"], &JOBS[..]), (medium(), vec!["cpu,cpu"], &JOBS[1..2])]
-    {
+    for (model, lists, jobs) in [
+        (small(), vec!["cpu,cpu", "cpu,cpu,cpu"], &JOBS[..]),
+        (medium(), vec!["cpu,cpu"], &JOBS[1..2]),
+        (golden("families/wan21.safetensors"), vec!["cpu,cpu"], &JOBS[..]),
+    ] {
         let one = open_on("cpu", &model).unwrap();
         let several: Vec<_> = lists.iter().map(|list| open_on(list, &model).unwrap()).collect();
         for (node, input, output) in jobs {

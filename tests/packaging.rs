@@ -67,3 +67,26 @@ fn an_unknown_option_is_named() {
     assert!(output.status.code() == Some(1) && said.contains("unknown option --linux"), "{said}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// What the workflows run is there: a step that names a script which was moved would fail where nobody looks.
+#[test]
+fn workflows_run_scripts_that_exist() {
+    let folder = common::root().join(".github/workflows");
+    let texts: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| std::fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
+    let steps: Vec<&str> =
+        texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.trim().strip_prefix("- run: ")).collect();
+    for script in [".ci/run", "packaging/build.sh", "packaging/try.sh"] {
+        assert!(
+            steps.iter().any(|step| step.split(' ').next() == Some(script)),
+            "no workflow runs {script}: {steps:?}"
+        );
+    }
+    let scripts = steps.iter().filter_map(|step| step.split(' ').next()).filter(|word| word.contains('/'));
+    for script in scripts {
+        let mode = std::fs::metadata(common::root().join(script)).unwrap().permissions().mode();
+        assert!(mode & 0o111 != 0, "{script} is no program");
+    }
+}

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use common::planner::{self, H200, published};
 use video_vae::internals::backend::Precision;
 use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::internals::ir::Rates;
-use video_vae::internals::model::{Direction, Network};
+use video_vae::internals::ir::{DeviceProfile, Rates};
+use video_vae::internals::model::families::FAMILIES;
+use video_vae::internals::model::{Direction, Model, Network};
 use video_vae::internals::plan::{Form, LayerPolicy, Memory, Placement, Plan, Target, search};
 
 /// Height, width, and (frames, limit in GiB) of each job. 0 frames are a stream; a limit of 0 is the whole device.
@@ -78,35 +79,82 @@ fn describe(plan: &Plan, target: &Target) -> String {
     )
 }
 
+/// Jobs of models of other families, by the name of the published model: frames, height, width, limit in GiB.
+const OTHERS: [(&str, &[([u64; 3], f64)]); 2] = [
+    (
+        "wan21",
+        &[
+            ([81, 480, 832], 0.0),
+            ([81, 480, 832], 2.0),
+            ([81, 720, 1280], 0.0),
+            ([81, 720, 1280], 3.0),
+            ([81, 1080, 1920], 6.0),
+            ([0, 720, 1280], 4.0),
+        ],
+    ),
+    ("qwen-image", &[([1, 1328, 1328], 0.0), ([1, 2560, 1440], 2.0)]),
+];
+
+/// The plan of a job, in a line.
+fn line(network: &Arc<Network>, clip: [u64; 3], limit: f64, target: &Target) -> String {
+    let request = planner::limited(network, clip, limit);
+    let answer = match search(&request, target) {
+        Err(none) => format!("{none:?}"),
+        Ok(plan) => {
+            assert!(plan.fits(request.limit, request.host_limit), "{}", plan.report());
+            describe(&plan, target)
+        }
+    };
+    let [frames, height, width] = clip;
+    format!("{} {frames}x{height}x{width} {limit} | {answer}", network.direction.name())
+}
+
 fn corpus() -> String {
     let config = published();
     let sizes = CudaSizes { precision: Precision::Fp16 };
     let mut table = String::new();
+    let network = |model: &Model, direction, profile: DeviceProfile| {
+        Arc::new(Network::new(model, direction).unwrap().for_device(profile.paired_layers()))
+    };
     // Also with products 1.5 times as fast: copies then hide less.
     for faster in [1.0, 1.5] {
         let profile =
             device_profile(Rates { products: H200.products * faster, ..H200 }, Precision::Fp16, KernelArch::HOPPER);
         let target = Target::new(profile, &sizes, config.groups);
         for direction in [Direction::Encode, Direction::Decode] {
-            let network =
-                Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
-            let jobs =
-                JOBS.iter().flat_map(|(height, width, jobs)| jobs.iter().map(move |job| (*height, *width, *job)));
-            for (height, width, (frames, limit)) in jobs {
-                let request = planner::limited(&network, [frames, height, width], limit);
-                let name = if direction == Direction::Encode { "encode" } else { "decode" };
-                let answer = match search(&request, &target) {
-                    Err(none) => format!("{none:?}"),
-                    Ok(plan) => {
-                        assert!(plan.fits(request.limit, request.host_limit), "{}", plan.report());
-                        describe(&plan, &target)
-                    }
-                };
-                writeln!(table, "{faster} {name} {frames}x{height}x{width} {limit} | {answer}").unwrap();
+            let network = network(&config.model(), direction, profile);
+            for (height, width, jobs) in JOBS {
+                for (frames, limit) in jobs {
+                    writeln!(table, "{faster} {}", line(&network, [*frames, height, width], *limit, &target)).unwrap();
+                }
+            }
+        }
+    }
+    let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
+    let published = FAMILIES.iter().flat_map(|family| family.published);
+    for (model, (name, jobs)) in published.filter_map(|model| Some((model, OTHERS.iter().find(|o| o.0 == model.name)?)))
+    {
+        for direction in [Direction::Encode, Direction::Decode] {
+            let network = network(&(model.model)(), direction, profile);
+            let target = Target::new(profile, &sizes, network.norm.groups());
+            for (clip, limit) in *jobs {
+                writeln!(table, "{name} {}", line(&network, *clip, *limit, &target)).unwrap();
             }
         }
     }
     table
+}
+
+/// What issues of other implementations name: clips that these fit no card of.
+#[test]
+fn large_clips_of_other_families_are_exact_within_their_limits() {
+    let table =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/planner_corpus.txt"));
+    let table = table.unwrap();
+    for job in ["decode 81x480x832 0", "decode 81x720x1280 3", "decode 81x1080x1920 6"] {
+        let line = table.lines().find(|line| line.starts_with(&format!("wan21 {job} |"))).expect(job);
+        assert!(line.contains(" tiles 1x1 "), "{line}");
+    }
 }
 
 #[test]

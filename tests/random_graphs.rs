@@ -14,7 +14,7 @@ use common::weights::random_weights;
 use common::{Random, devices};
 use video_vae::internals::error::Error;
 use video_vae::internals::exec::{
-    self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session,
+    self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session, StreamStart,
 };
 use video_vae::internals::ir::{DType, Shape, TensorDevice, View};
 use video_vae::internals::model::{Checkpoint, Direction, Model};
@@ -94,7 +94,8 @@ impl Job<'_> {
     /// Pushed a frame at a time.
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let cancel = AtomicBool::new(false);
-        let mut stream = session.open_stream(self.direction, self.input.shape, 0, &Control::new(&cancel)).unwrap();
+        let start = StreamStart { direction: self.direction, input: self.input.shape, first: 0 };
+        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
         let (mut pushed, mut pulled) = (0, Vec::new());
         loop {
             if pushed < self.input.shape.frames {

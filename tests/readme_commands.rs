@@ -23,6 +23,16 @@ const WINDOWS: How = Not("needs Windows, or Wine and half an hour");
 const COMMANDS: &[(&str, &str, How)] = &[
     ("README.md", "cargo run --release --example vvae -- demo", Test("command_vvae", "demo_reaches_its_quality")),
     ("README.md", "cargo run --release --example vvae -- --help", Test("command_vvae", "help_is_complete")),
+    (
+        "README.md",
+        "cargo run --release --example vvae -- get",
+        Test("command_get", "a_checkpoint_is_downloaded_and_found_by_its_name"),
+    ),
+    (
+        "README.md",
+        "cargo run --release --example vvae -- roundtrip",
+        Test("command_formats", "containers_come_through_pipes_and_in_parts"),
+    ),
     ("README.md", "cargo build --release", CARGO),
     ("README.md", "cargo test --release", CARGO),
     ("README.md", "cc -Iinclude demo.c", Test("readme", "readme_c_program_compiles_and_runs")),
@@ -70,6 +80,11 @@ const COMMANDS: &[(&str, &str, How)] = &[
         "host-examples/rust/README.md",
         "vvae info",
         Test("command_vvae", "info_lists_devices_parameters_and_checkpoints"),
+    ),
+    (
+        "host-examples/rust/README.md",
+        "vvae get",
+        Test("command_get", "a_checkpoint_is_downloaded_and_found_by_its_name"),
     ),
     ("host-examples/rust/README.md", "vvae roundtrip", Test("command_files", "hdr_video_with_sound_keeps_what_it_is")),
     ("host-examples/rust/README.md", "vvae encode", Test("command_files", "latents_know_their_checkpoint_and_video")),

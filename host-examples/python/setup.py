@@ -44,7 +44,7 @@ def contents() -> list:
     files = [
         built("VIDEO_VAE_LIBRARY", LIBRARY, "--lib"),
         built("VIDEO_VAE_COMMAND", COMMAND, "--example", "vvae"),
-        REPOSITORY / "host-examples" / "assets" / "demo.safetensors",
+        *(REPOSITORY / "host-examples" / "assets" / name for name in ("demo.safetensors", "models.json")),
     ]
     notices = os.environ.get("VIDEO_VAE_NOTICES")
     return [*files, Path(notices)] if notices else files

@@ -136,10 +136,16 @@ pub fn text(pointer: *const c_char) -> &'static str {
     unsafe { CStr::from_ptr(pointer) }.to_str().unwrap_or("?")
 }
 
-/// The versions of the library and its ABI, and where it was found.
-pub fn versions() -> Result<String> {
+/// The versions of the library and its ABI.
+pub fn version() -> Result<(&'static str, String)> {
     let api = api()?;
     // SAFETY: these take nothing.
     let (version, abi) = unsafe { (text((api.vvae_version)()), (api.vvae_abi_version)()) };
-    Ok(format!("video-vae {version}, ABI {}.{}, {}", abi >> 16, abi & 0xffff, api.path.display()))
+    Ok((version, format!("{}.{}", abi >> 16, abi & 0xffff)))
+}
+
+/// The same in words, and where the library was found.
+pub fn versions() -> Result<String> {
+    let (version, abi) = version()?;
+    Ok(format!("video-vae {version}, ABI {abi}, {}", api()?.path.display()))
 }

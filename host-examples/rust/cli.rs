@@ -9,22 +9,22 @@ use crate::commands::Command;
 use crate::{Result, api, draft, say};
 
 const AFTER_HELP: &str = "\
-Start with `vvae demo`, which needs nothing. For real work get the published checkpoint, ema_vae_fp16.safetensors, and
-name it with --weights FILE or in the environment:
+Start with `vvae demo`, which needs nothing. For real work get a published checkpoint, once, and name it:
 
-  export VIDEO_VAE_WEIGHTS=~/models/ema_vae_fp16.safetensors
-  vvae info $VIDEO_VAE_WEIGHTS
+  vvae get seedvr2
+  vvae roundtrip holiday.mp4 trial.mp4 --weights seedvr2 --frames 10
+  export VIDEO_VAE_WEIGHTS=seedvr2
   vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4
 
 `vvae COMMAND --help` has everything about a command, with examples.
 
 Environment:
-  VIDEO_VAE_WEIGHTS   the checkpoint, unless --weights names one
+  VIDEO_VAE_WEIGHTS   the checkpoint, a file or a name, unless --weights names one
   VIDEO_VAE_LIBRARY   the library, if it does not lie near this command
   FFMPEG, FFPROBE     these programs, if they are not found by their names
 ";
 
-/// Video to latents and back, with the SeedVR2 video autoencoder.
+/// Video and images to latents and back, with the autoencoders of diffusion models.
 #[derive(Debug, Parser)]
 #[command(name = "vvae", after_help = AFTER_HELP, disable_version_flag = true, disable_help_subcommand = true)]
 #[command(arg_required_else_help = true, max_term_width = 120)]
@@ -44,7 +44,9 @@ pub struct Cli {
 
 /// Parses the words and does what they say.
 pub fn run() -> Result<()> {
-    match Cli::try_parse() {
+    // ffmpeg's users write -ss, which would be two options of one letter.
+    let words = std::env::args_os().map(|word| if word == "-ss" { "--ss".into() } else { word });
+    match Cli::try_parse_from(words) {
         Ok(Cli { version: true, .. }) => say::line(format_args!("{}", api::versions()?)),
         Ok(Cli { command: Some(command), quiet, overwrite, .. }) => {
             say::QUIET.store(quiet, Ordering::Relaxed);

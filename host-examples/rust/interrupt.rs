@@ -1,20 +1,24 @@
-//! Ctrl-C: stops what runs, lets everything clean up after itself, and sees to it that all is over within a second.
+//! Ctrl-C and the signals that end a process: stops what runs, lets everything clean up after itself, and sees to it
+//! that all is over within a second.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::Duration;
 
 use crate::api::{api, vvae};
 use crate::{Result, say};
 
-/// What shells expect of a program that was interrupted: 128 + SIGINT.
-pub const EXIT_CODE: u8 = 130;
+/// Of Ctrl-C, on every system.
+const SIGINT: u8 = 2;
 
 /// How long the orderly way out may take.
 const PATIENCE: Duration = Duration::from_millis(600);
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
+static SIGNAL: AtomicU8 = AtomicU8::new(SIGINT);
+/// What a run leaves, in words.
+static LEFT: Mutex<&str> = Mutex::new("nothing was left behind");
 
 /// What the handler has to know: handles to cancel, by number, and unfinished files to remove.
 struct Watched {
@@ -29,6 +33,23 @@ fn watched() -> MutexGuard<'static, Watched> {
 
 pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
+}
+
+/// What shells expect of a program that a signal ended.
+pub fn exit_code() -> u8 {
+    128 + SIGNAL.load(Ordering::Relaxed)
+}
+
+/// Says what an interrupted run leaves, if that is not nothing.
+pub fn leaves(what: &'static str) {
+    install();
+    *LEFT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = what;
+}
+
+/// The last words of a run that was interrupted.
+pub fn tell() {
+    let left = *LEFT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    say::note(format_args!("vvae: interrupted; {left}"));
 }
 
 /// An error as soon as the user wants to stop.
@@ -57,11 +78,24 @@ pub fn unwatch_draft(path: &PathBuf) {
 fn install() {
     static ONCE: Once = Once::new();
     // Without a handler the default one ends the command at once, which is safe too: nothing has its final name.
-    ONCE.call_once(|| drop(ctrlc::set_handler(interrupt)));
+    ONCE.call_once(listen);
+}
+
+#[cfg(unix)]
+fn listen() {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let Ok(mut signals) = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    std::thread::spawn(move || signals.forever().for_each(|signal| interrupt(signal as u8)));
+}
+
+#[cfg(not(unix))]
+fn listen() {
+    let _ = ctrlc::set_handler(|| interrupt(SIGINT));
 }
 
 /// Runs on a thread of its own.
-fn interrupt() {
+fn interrupt(signal: u8) {
+    SIGNAL.store(signal, Ordering::Relaxed);
     if REQUESTED.swap(true, Ordering::Relaxed) {
         leave();
     }
@@ -82,8 +116,8 @@ fn leave() -> ! {
     for draft in watched().drafts.iter() {
         remove(draft);
     }
-    say::note(format_args!("vvae: interrupted; nothing was left behind"));
-    std::process::exit(i32::from(EXIT_CODE))
+    tell();
+    std::process::exit(i32::from(exit_code()))
 }
 
 /// A file or a folder; one that is not there is fine.

@@ -8,11 +8,14 @@ mod checkpoint;
 mod cli;
 mod commands;
 mod cublas;
+mod download;
 mod draft;
 pub mod files;
 mod gpu;
 mod interrupt;
+mod json;
 mod memory;
+mod models;
 mod options;
 pub mod picture;
 mod pipeline;
@@ -40,8 +43,8 @@ pub fn main() -> ExitCode {
     match cli::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if interrupt::requested() => {
-            say::note(format_args!("vvae: interrupted; nothing was left behind"));
-            ExitCode::from(interrupt::EXIT_CODE)
+            interrupt::tell();
+            ExitCode::from(interrupt::exit_code())
         }
         Err(_) if say::unheard() => ExitCode::from(say::UNHEARD_EXIT_CODE),
         Err(why) => {

@@ -18,6 +18,8 @@ unsafe impl Zero for u16 {}
 // SAFETY: numbers.
 unsafe impl Zero for u64 {}
 // SAFETY: numbers.
+unsafe impl Zero for f32 {}
+// SAFETY: numbers.
 unsafe impl Zero for [f32; 2] {}
 
 /// `count` zeros for `what`. Pages that nobody touches take no memory.

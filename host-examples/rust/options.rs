@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use crate::tensor::Dtype;
 use crate::vae::Vae;
-use crate::{Result, draft};
+use crate::{Result, draft, models};
 
 const WEIGHTS: &str = "VIDEO_VAE_WEIGHTS";
 const ANY_DEVICE: &str = "auto";
@@ -14,8 +14,9 @@ const ANY_DEVICE: &str = "auto";
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
-    /// The checkpoint, or the word demo for the small one of `vvae demo`.
-    #[arg(long, value_name = "FILE", env = WEIGHTS)]
+    /// The checkpoint: a file, a name of `vvae get`, or the word demo for the small one of `vvae demo`; without it
+    /// that of $VIDEO_VAE_WEIGHTS.
+    #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
     /// cpu, cuda:0, ... as `vvae info` lists them, a list such as cuda:0,cuda:1, or cuda:*.
     #[arg(long, value_name = "NAME", default_value = ANY_DEVICE)]
@@ -43,24 +44,22 @@ const INSTALLED_WEIGHTS: [&str; 2] = ["share/video-vae/demo.safetensors", "demo.
 impl ModelOptions {
     /// The checkpoint that was named.
     pub fn named_weights(&self) -> Option<Result<PathBuf>> {
-        let named = self.weights.as_ref()?;
-        Some(if named.as_os_str() == "demo" { demo_weights() } else { Ok(named.clone()) })
+        let variable = || models::set_variable(WEIGHTS).map(PathBuf::from);
+        self.weights.clone().or_else(variable).map(|named| models::resolve(&named))
     }
 
     /// The checkpoint that was named. Results of another one would be worthless, so none is assumed.
     pub fn weights(&self) -> Result<PathBuf> {
         self.named_weights().unwrap_or_else(|| {
-            Err("name a checkpoint: --weights FILE, or export VIDEO_VAE_WEIGHTS=FILE (docs/checkpoint.md says where to \
-                 get one); --weights demo takes the small one of the demo, which is a toy"
+            Err("name a checkpoint: --weights FILE, or export VIDEO_VAE_WEIGHTS=FILE; `vvae get seedvr2` downloads one, \
+                 which is then --weights seedvr2; --weights demo takes the small one of the demo, which is a toy"
                 .into())
         })
     }
 
     /// Whether words of the command chose any of this; the environment alone does not count.
     pub fn are_given(&self) -> bool {
-        let by_environment = self.weights.as_ref().map(|path| path.as_os_str().to_owned()) == std::env::var_os(WEIGHTS);
-        let weights = self.weights.is_some() && !by_environment;
-        weights || self.device != ANY_DEVICE || self.settings().next().is_some()
+        self.weights.is_some() || self.device != ANY_DEVICE || self.settings().next().is_some()
     }
 
     /// The precisions to show: on the CPU the exact one and the fast one, unless one is set.

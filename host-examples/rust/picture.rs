@@ -90,7 +90,7 @@ impl<'a> Device<'a> {
         y = self.legend(to, y + 22.0);
         y = self.lanes(to, y + 18.0);
         let bytes = number(self.json, "device_bytes");
-        y = self.memory(to, y + 34.0, ("device", "device memory"), bytes, number(self.json, "limit_bytes"), 330.0);
+        y = self.memory(to, y + 34.0, ("device", self.memory_name()), bytes, number(self.json, "limit_bytes"), 330.0);
         let host = number(self.json, "host_bytes");
         if host > 0.0 {
             let height = if host > bytes / 8.0 { 200.0 } else { 40.0 };
@@ -108,6 +108,7 @@ impl<'a> Device<'a> {
         let [batch, _, frames, height, width] = video.try_into().unwrap_or([1, 3, 0, 0, 0]);
         let clips = if batch > 1 { format!("{batch} clips of ") } else { String::new() };
         let length = if frames > 0 { format!("{frames} frames of ") } else { "a stream of ".into() };
+        let manner = if self.json["stream"] == true { " as a stream" } else { "" };
         let device = escape(self.json["device"].as_str().unwrap_or_default());
         let bytes = size(number(self.json, "device_bytes"));
         let host = match number(self.json, "host_bytes") {
@@ -123,11 +124,21 @@ impl<'a> Device<'a> {
         };
         let _ = write!(
             to,
-            "<text class=\"h\" x=\"20\" y=\"{y}\">{node} {clips}{length}{width} x {height} on {device}</text>\
-             <text class=\"s\" x=\"20\" y=\"{:.0}\">{bytes} of device memory{host}{tiles}, {time}</text>",
-            y + 22.0
+            "<text class=\"h\" x=\"20\" y=\"{y}\">{node} {clips}{length}{width} x {height}{manner} on {device}</text>\
+             <text class=\"s\" x=\"20\" y=\"{:.0}\">{bytes} of {}{host}{tiles}, {time}</text>",
+            y + 22.0,
+            self.memory_name()
         );
         y + 22.0
+    }
+
+    /// A CPU computes in the host's memory.
+    fn memory_name(&self) -> &'static str {
+        if self.json["device"].as_str().is_some_and(|id| id.starts_with("cpu")) {
+            "host memory"
+        } else {
+            "device memory"
+        }
     }
 
     /// Names what is in the picture, and nothing else.
@@ -357,7 +368,8 @@ fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 0.1 => format!("{:.0} ms", 1000.0 * s),
         s if s < 100.0 => format!("{s:.1} s"),
-        s => format!("{:.0} min", s / 60.0),
+        s if s < 100.0 * 60.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
     }
 }
 

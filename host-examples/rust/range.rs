@@ -7,9 +7,9 @@ use crate::vae::Vae;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Range")]
 pub struct RangeOptions {
-    /// Only these frames of the output, counted from 0, without END; 1000: goes to the end of the clip. They are the
-    /// same to the bit as in the whole. Encode counts latent frames, decode video frames.
-    #[arg(long, value_name = "FIRST:END")]
+    /// Only the first N frames of the output, or these, counted from 0, without END; 1000: goes to the end of the clip.
+    /// They are the same to the bit as in the whole. Encode counts latent frames, decode video frames.
+    #[arg(long, value_name = "N or FIRST:END", conflicts_with_all = ["ss", "t"])]
     pub frames: Option<String>,
 }
 
@@ -23,7 +23,10 @@ pub struct Range {
 
 /// The first frame of a range, and its count; without one: to the end.
 pub fn parse(text: &str) -> Result<(u64, Option<u64>)> {
-    let bad = || format!("--frames: \"{text}\" is no range; write it like 1000:1100, 1000: or :100");
+    let bad = || format!("--frames: \"{text}\" is no range; write it like 10, 1000:1100 or 1000:");
+    if let Some(count) = text.parse::<u64>().ok().filter(|count| *count > 0) {
+        return Ok((0, Some(count)));
+    }
     let (first, end) = text.split_once(':').ok_or_else(bad)?;
     let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
     let first = if first.is_empty() { 0 } else { number(first)? };
@@ -32,17 +35,17 @@ pub fn parse(text: &str) -> Result<(u64, Option<u64>)> {
     Ok((first, count))
 }
 
-/// What `--frames` asks for. `clip_frames`: of the whole input, if that is known.
-pub fn read(options: &RangeOptions, vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Option<Range>> {
-    let Some(text) = &options.frames else { return Ok(None) };
-    let (first, count) = parse(text)?;
+/// The input of output frames: `count` from `first` on, or all to the end. `clip_frames`: of the whole input, if that is
+/// known.
+pub fn read(part: (u64, Option<u64>), vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Range> {
+    let (first, count) = part;
     let end = count.map(|count| first + count);
     // Of a clip whose length is not known, as many frames as the range needs.
     let least = end.unwrap_or(first + 1);
     let assumed = if node == "encode" { vae.video_frames(least) } else { vae.latent_frames(least) };
     let inputs = vae.range_inputs(node, clip_frames.unwrap_or(assumed), first, count.unwrap_or(0))?;
     let input_count = count.map(|_| inputs.1);
-    Ok(Some(Range { first, count, input_first: inputs.0, input_count }))
+    Ok(Range { first, count, input_first: inputs.0, input_count })
 }
 
 impl Range {

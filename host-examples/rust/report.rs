@@ -33,10 +33,13 @@ pub struct Report {
     step: usize,
     figures: Vec<(String, String)>,
     plans: Vec<String>,
+    /// The number of the first frame in its clip.
+    first: u64,
 }
 
 impl Report {
-    pub fn new(title: String) -> Report {
+    /// `first`: the number of the first frame in its clip.
+    pub fn new(title: String, first: u64) -> Report {
         Report {
             title,
             psnr: Vec::new(),
@@ -45,6 +48,7 @@ impl Report {
             step: 1,
             figures: Vec::new(),
             plans: Vec::new(),
+            first,
         }
     }
 
@@ -82,7 +86,10 @@ impl Report {
         if let Some(worst) = worst {
             let own = [
                 ("PSNR".into(), db(psnr(self.squares.0, self.squares.1))),
-                ("worst frame".into(), format!("{} of {}: {}", worst + 1, self.psnr.len(), db(self.psnr[worst]))),
+                (
+                    "worst frame".into(),
+                    format!("{}: {}; there are {}", self.number(worst), db(self.psnr[worst]), self.psnr.len()),
+                ),
             ];
             self.figures.splice(0..0, own);
         }
@@ -100,6 +107,11 @@ impl Report {
         to.write(&text)
     }
 
+    /// Of a frame in the clip, counted from 0 as --frames does.
+    fn number(&self, index: usize) -> u64 {
+        self.first + index as u64
+    }
+
     fn figure_rows(&self) -> String {
         let row = |(name, value): &(String, String)| format!("<dt>{}</dt><dd>{}</dd>", escape(name), escape(value));
         self.figures.iter().map(row).collect()
@@ -110,7 +122,7 @@ impl Report {
         let frame = |(number, [before, after]): &(usize, [Vec<u8>; 2])| {
             let [before, after] = [before, after].map(|png| base64(png));
             let psnr = db(self.psnr[*number]);
-            format!("{{number:{},psnr:\"{psnr}\",before:\"{before}\",after:\"{after}\"}}", number + 1)
+            format!("{{number:{},psnr:\"{psnr}\",before:\"{before}\",after:\"{after}\"}}", self.number(*number))
         };
         format!("[{}]", self.pictures.iter().map(frame).collect::<Vec<_>>().join(","))
     }
@@ -131,12 +143,13 @@ impl Report {
         let y = |db: f64| PAD.1 + (SIZE.1 - 3.0 * PAD.1) * (most - db) / (most - least).max(1.0);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"PSNR per frame, from {least} to {most} dB\" \
-             data-first=\"{}\" data-last=\"{}\" data-frames=\"{}\">",
+             data-first=\"{}\" data-last=\"{}\" data-frames=\"{}\" data-number=\"{}\">",
             SIZE.0,
             SIZE.1,
             x(0),
             x(self.psnr.len().saturating_sub(1)),
-            self.psnr.len()
+            self.psnr.len(),
+            self.first
         );
         for db in [least, (least + most) / 2.0, most] {
             let _ = write!(
@@ -162,15 +175,16 @@ impl Report {
         }
         let _ = write!(
             svg,
-            "<path id=\"cursor\" d=\"M0 {}V{:.1}\"/><text x=\"{}\" y=\"{}\">frame 1</text><text x=\"{}\" y=\"{}\" \
+            "<path id=\"cursor\" d=\"M0 {}V{:.1}\"/><text x=\"{}\" y=\"{}\">frame {}</text><text x=\"{}\" y=\"{}\" \
              text-anchor=\"end\">frame {}</text></svg>",
             PAD.1,
             y(least),
             PAD.0,
             SIZE.1 - 6.0,
+            self.first,
             SIZE.0 - PAD.1,
             SIZE.1 - 6.0,
-            self.psnr.len()
+            self.number(self.psnr.len().saturating_sub(1))
         );
         svg
     }
@@ -298,7 +312,7 @@ mod tests {
 
     #[test]
     fn long_clips_keep_few_pictures_and_every_figure() {
-        let mut report = Report::new("t".into());
+        let mut report = Report::new("t".into(), 0);
         for i in 0..1000 {
             let after = [if i == 700 { 60.0 } else { 101.0 }; 24];
             report.frame(4, &[100.0; 24], &after).unwrap();
@@ -313,7 +327,7 @@ mod tests {
     #[test]
     fn every_depth_is_compared_on_one_scale() {
         let [deep, flat] = [Dtype::U16, Dtype::U8].map(|dtype| FrameKind::pixels(dtype, 2, 1));
-        let mut report = Report::new("t".into());
+        let mut report = Report::new("t".into(), 0);
         report.frame(2, &deep.rgb(&[0xff; 12]).unwrap(), &flat.rgb(&[255; 6]).unwrap()).unwrap();
         assert_eq!(report.psnr, [EQUAL_DB]);
     }

@@ -14,6 +14,9 @@ pub const UNHEARD_EXIT_CODE: u8 = 141;
 /// -q: no progress and no report.
 pub static QUIET: AtomicBool = AtomicBool::new(false);
 
+/// Standard output belongs to something else; text goes to standard error.
+pub static TEXT_IS_ASIDE: AtomicBool = AtomicBool::new(false);
+
 static UNHEARD: AtomicBool = AtomicBool::new(false);
 
 /// Whether the reader has left.
@@ -30,7 +33,19 @@ macro_rules! say {
 pub(crate) use say;
 
 pub fn line(words: Arguments) -> Result<()> {
-    write(format_args!("{words}\n"))
+    match (TEXT_IS_ASIDE.load(Ordering::Relaxed), QUIET.load(Ordering::Relaxed)) {
+        (false, _) => write(format_args!("{words}\n")),
+        (true, false) => {
+            words.to_string().lines().for_each(|line| note(format_args!("{line}")));
+            Ok(())
+        }
+        (true, true) => Ok(()),
+    }
+}
+
+/// What standard output is for.
+pub fn output(text: &str) -> Result<()> {
+    write(format_args!("{text}"))
 }
 
 /// A text that ends its own lines.

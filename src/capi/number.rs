@@ -14,8 +14,8 @@ pub(super) fn signed(n: u64) -> i64 {
 
 /// Checks the pointer that `what` is written to.
 pub(super) fn check_place<T>(argument: &str, to: *mut T, what: &str) -> Result<()> {
-    match to.is_null() {
-        true => Err(Error::Argument(format!("{argument} is null; it must point to where {what} goes"))),
-        false => Ok(()),
+    if to.is_null() {
+        return Err(Error::Argument(format!("{argument} is null; it must point to where {what} goes")));
     }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
-use crate::exec::{Outputs, Pull};
+use crate::exec::{Outputs, Pull, StreamStart};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -71,8 +71,9 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
         // SAFETY: the caller's promise.
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
         // SAFETY: the caller's promise.
-        let (direction, shape) = unsafe { node_and_shape(node, shape, true) }?;
-        let stream = open.session.open_stream(direction, shape, unsigned("first", first)?, &handle.control())?;
+        let (direction, input) = unsafe { node_and_shape(node, shape, true) }?;
+        let start = StreamStart { direction, input, first: unsigned("first", first)? };
+        let stream = open.session.open_stream(start, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, stream);
         // SAFETY: as above.

@@ -250,10 +250,10 @@ impl StreamCheck {
     }
 
     pub fn intact(&self) -> Result<()> {
-        match self.broken {
-            true => Err(Error::State("stream: a call failed, so frames are missing; open another stream".into())),
-            false => Ok(()),
+        if self.broken {
+            return Err(Error::State("stream: a call failed, so frames are missing; open another stream".into()));
         }
+        Ok(())
     }
 
     /// Checks frames that are pushed.

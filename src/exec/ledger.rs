@@ -122,7 +122,7 @@ impl Sharing {
     }
 
     /// The same for host memory, of which the session keeps `idle` bytes for its next call.
-    pub fn host_bytes(&self, limit: Limit, (free, margin): (u64, u64), own: &Ledger, idle: u64) -> u64 {
+    pub fn host_bytes(&self, limit: Limit, free: u64, margin: u64, own: &Ledger, idle: u64) -> u64 {
         let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), margin) };
         let (members, kept) = (handle.devices(), handle.pinned());
         let count = members.len() as u64;

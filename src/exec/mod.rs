@@ -101,6 +101,16 @@ pub struct JobShape {
     pub range: Option<ClipRange>,
 }
 
+/// A stream to be opened, not checked yet.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamStart {
+    pub direction: Direction,
+    /// As in [`JobShape`]. Its frame count is ignored.
+    pub input: Shape,
+    /// The frame of the clip that the output begins with.
+    pub first: u64,
+}
+
 /// The input frames that a range needs.
 pub fn range_inputs(model: &Model, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
     Ok(check::range(&Network::new(model, direction)?, range)?.inputs(range.clip_frames))
@@ -161,14 +171,7 @@ pub trait Session: Send {
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
-    /// `input` as in [`JobShape`]; its frame count is ignored. The output begins with frame `first` of the clip.
-    fn open_stream(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        first: u64,
-        control: &Control,
-    ) -> Result<Box<dyn FrameStream>>;
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
@@ -185,6 +188,8 @@ trait DeviceSession: Session {
     fn geometry(&self) -> Geometry;
     /// Whether `precision=auto` has become bf16.
     fn has_left_fp16(&self) -> bool;
+    /// Whether `precision=auto` is fp16, so that it may become bf16.
+    fn may_leave_fp16(&self) -> bool;
     /// Makes `precision=auto` bf16.
     fn leave_fp16(&mut self) -> Result<()>;
     /// Says whom it shares memory with.
@@ -281,10 +286,10 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
         DeviceName::AllCuda => usable().filter(|place| *place != TensorDevice::Cpu).collect(),
     };
     let places: Vec<_> = devices.iter().flat_map(named).collect();
-    match places.is_empty() {
-        true => Err(Error::Device("device: \"cuda:*\", but there is no CUDA device that can be used here".into())),
-        false => Ok(places),
+    if places.is_empty() {
+        return Err(Error::Device("device: \"cuda:*\", but there is no CUDA device that can be used here".into()));
     }
+    Ok(places)
 }
 
 fn open_one(

@@ -3,22 +3,21 @@
 
 use super::settings::Settings;
 use crate::backend::{NonFinite, Precision};
+use crate::model::Direction;
 
 /// What a handle has learned about fp16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AutoPrecision {
-    #[default]
-    Unknown,
-    /// Finite inputs gave finite outputs.
-    Holds,
-    /// Finite inputs did not. The handle computes in bf16.
-    Overflows,
+pub struct AutoPrecision {
+    /// Finite inputs did not give finite outputs. The handle computes in bf16.
+    pub overflows: bool,
+    /// By direction, finite inputs gave finite outputs. Often the encoder holds and the decoder does not.
+    holds: [bool; 2],
 }
 
 impl AutoPrecision {
     /// The precision to compute in, where the host leaves it to the library and something is known.
     pub fn of(self, settings: &Settings) -> Option<Precision> {
-        settings.precision.or((self == AutoPrecision::Overflows).then_some(Precision::Bf16))
+        settings.precision.or(self.overflows.then_some(Precision::Bf16))
     }
 
     /// Whether calls may find out more: the host leaves the precision to the library, which computes in `used`.
@@ -27,21 +26,18 @@ impl AutoPrecision {
     }
 
     /// Whether a call on a host's stream has to wait for its result.
-    pub fn waits(self, settings: &Settings, used: Precision) -> bool {
-        self == AutoPrecision::Unknown && self.is_open(settings, used)
+    pub fn waits(self, direction: Direction, settings: &Settings, used: Precision) -> bool {
+        !self.holds[direction as usize] && self.is_open(settings, used)
     }
 
     /// Whether what a call met means that values overflow in fp16.
-    pub fn overflows(self, settings: &Settings, used: Precision, seen: NonFinite) -> bool {
+    pub fn is_overflow(self, settings: &Settings, used: Precision, seen: NonFinite) -> bool {
         self.is_open(settings, used) && seen.stored && !seen.loaded
     }
 
-    /// After a call that is not repeated and whose result is known.
-    pub fn after(self, seen: NonFinite) -> AutoPrecision {
-        match self {
-            AutoPrecision::Unknown if seen == NonFinite::default() => AutoPrecision::Holds,
-            same => same,
-        }
+    /// After a call whose result is known.
+    pub fn learn(&mut self, direction: Direction, seen: NonFinite) {
+        self.holds[direction as usize] |= seen == NonFinite::default();
     }
 }
 
@@ -56,26 +52,33 @@ mod tests {
 
     #[test]
     fn only_auto_in_fp16_is_left_and_only_by_its_own_overflow() {
-        let (auto, unknown) = (node::defaults(), AutoPrecision::Unknown);
-        assert!(unknown.overflows(&auto, Precision::Fp16, OVERFLOW));
-        assert!(AutoPrecision::Holds.overflows(&auto, Precision::Fp16, OVERFLOW), "a later input may overflow");
+        let (auto, mut known) = (node::defaults(), AutoPrecision::default());
+        assert!(known.is_overflow(&auto, Precision::Fp16, OVERFLOW));
         for (used, seen) in [(Precision::Fp16, GIVEN), (Precision::Fp16, FINITE), (Precision::Bf16, OVERFLOW)] {
-            assert!(!unknown.overflows(&auto, used, seen), "{used:?} {seen:?}");
+            assert!(!known.is_overflow(&auto, used, seen), "{used:?} {seen:?}");
         }
-        let asked = Settings { precision: Some(Precision::Fp16), ..auto };
-        assert!(!unknown.overflows(&asked, Precision::Fp16, OVERFLOW) && !unknown.waits(&asked, Precision::Fp16));
+        let asked = Settings { precision: Some(Precision::Fp16), ..auto.clone() };
+        assert!(!known.is_overflow(&asked, Precision::Fp16, OVERFLOW));
+        assert!(!known.waits(Direction::Decode, &asked, Precision::Fp16));
+        known.learn(Direction::Decode, FINITE);
+        assert!(known.is_overflow(&auto, Precision::Fp16, OVERFLOW), "a later input may overflow");
     }
 
     #[test]
-    fn a_handle_learns_once() {
-        let auto = node::defaults();
-        let waits = |known: AutoPrecision| known.waits(&auto, Precision::Fp16);
-        assert!(waits(AutoPrecision::Unknown) && waits(AutoPrecision::Unknown.after(GIVEN)));
-        let holds = AutoPrecision::Unknown.after(FINITE);
-        assert!(holds == AutoPrecision::Holds && !waits(holds) && holds.of(&auto).is_none());
-        assert_eq!(AutoPrecision::Overflows.after(FINITE).of(&auto), Some(Precision::Bf16));
-        let fp32 = Settings { precision: Some(Precision::Fp32), ..auto };
-        assert_eq!(AutoPrecision::Overflows.of(&fp32), Some(Precision::Fp32), "the host's word counts");
-        assert!(!AutoPrecision::Unknown.waits(&node::defaults(), Precision::Fp32), "as on the CPU");
+    fn a_handle_learns_once_for_each_direction() {
+        let (auto, mut known) = (node::defaults(), AutoPrecision::default());
+        let waits = |known: AutoPrecision| Direction::ALL.map(|d| known.waits(d, &auto, Precision::Fp16));
+        assert_eq!(waits(known), [true, true]);
+        known.learn(Direction::Encode, GIVEN);
+        assert_eq!(waits(known), [true, true], "an input that is not finite says nothing");
+        known.learn(Direction::Encode, FINITE);
+        assert_eq!(waits(known), [false, true], "the decoder may overflow where the encoder does not");
+        known.learn(Direction::Decode, FINITE);
+        assert!(waits(known) == [false, false] && known.of(&auto).is_none());
+        known.overflows = true;
+        assert_eq!(known.of(&auto), Some(Precision::Bf16));
+        let fp32 = Settings { precision: Some(Precision::Fp32), ..node::defaults() };
+        assert_eq!(known.of(&fp32), Some(Precision::Fp32), "the host's word counts");
+        assert!(!AutoPrecision::default().waits(Direction::Decode, &auto, Precision::Fp32), "as on the CPU");
     }
 }

@@ -2,16 +2,18 @@
 //!
 //! Owns the mapping between host tensors and activations. Knows no plan search and no kernel.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::latents::LatentMaps;
+use super::precision::AutoPrecision;
 use super::settings::{Latent, PixelRange, Settings};
 use super::trace::{self, traced};
+use super::weights::SharedWeights;
 use super::{Control, Progress};
 use crate::backend::{Backend, RunArgs, Stop};
 use crate::error::{Error, Result};
-use crate::exec::weights::Weights;
 use crate::ir::{
     Affine, BlendOp, BlendTile, Buffers, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior,
     StoreOp, StoreTensor, TensorDevice, View,
@@ -42,16 +44,24 @@ fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
 }
 
+/// What a call or a stream computes with, from its session.
+pub struct Computing<B: Backend> {
+    pub backend: Arc<B>,
+    pub weights: Arc<SharedWeights<B>>,
+    pub settings: Settings,
+    pub latents: Arc<LatentMaps>,
+    pub place: TensorDevice,
+    pub auto: AutoPrecision,
+    /// For the plan.
+    pub arithmetic: String,
+}
+
 /// Everything that operations are run with.
 pub struct Runner<'a, B: Backend> {
-    pub backend: &'a B,
-    pub weights: &'a Weights<B>,
+    pub with: &'a Computing<B>,
     pub memory: &'a mut B::Memory,
     pub buffers: Buffers,
-    pub settings: &'a Settings,
-    pub latents: &'a LatentMaps,
     pub tensors: HostTensors<'a>,
-    pub place: TensorDevice,
 }
 
 impl<B: Backend> Runner<'_, B> {
@@ -60,16 +70,14 @@ impl<B: Backend> Runner<'_, B> {
         let Some(op) = schedule.front() else { return Ok(()) };
         let spec = schedule.spec();
         let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
-        let Some(trace) = &self.settings.trace else { return self.operate(spec, &op, stop) };
+        let Some(trace) = &self.with.settings.trace else { return self.operate(spec, &op, stop) };
         let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
-        let tells_times = self.backend.trace(self.memory, Some(running.number))?;
+        let tells_times = self.with.backend.trace(self.memory, Some(running.number))?;
         let result = self.operate(spec, &op, stop);
-        match tells_times {
-            false => trace.end(&running, traced(self.backend, self.place)),
-            true if trace.wait_for(running) => {
-                trace::collect(Some(trace), self.backend, self.memory, self.place, false)?;
-            }
-            true => {}
+        if !tells_times {
+            trace.end(&running, traced(&*self.with.backend, self.with.place));
+        } else if trace.wait_for(running) {
+            trace::collect(Some(trace), &*self.with.backend, self.memory, self.with.place, false)?;
         }
         result
     }
@@ -80,8 +88,8 @@ impl<B: Backend> Runner<'_, B> {
             Op::Blend(blend) => self.blend(spec, blend),
             Op::Store(store) => self.store(spec, store),
             Op::Fetch(_) | Op::Conv(_) | Op::BandedConv(_) | Op::Normalise(_) | Op::Attention(_) => {
-                let args = RunArgs { weights: &self.weights.convs, buffers: self.buffers };
-                self.backend.run(self.memory, op, &args, stop)
+                let args = RunArgs { weights: &self.with.weights.convs, buffers: self.buffers };
+                self.with.backend.run(self.memory, op, &args, stop)
             }
         }
     }
@@ -96,11 +104,15 @@ impl<B: Backend> Runner<'_, B> {
             top: region.top,
             left: region.left,
             map: self.input_map(spec.network.direction, from.dtype()),
-            channels: self.latents.channels(Direction::Decode).filter(|_| spec.network.direction == Direction::Decode),
+            channels: self
+                .with
+                .latents
+                .channels(Direction::Decode)
+                .filter(|_| spec.network.direction == Direction::Decode),
             shape: region.shape,
             into: op.into,
         };
-        self.backend.load(self.memory, &load, &self.buffers, stop)
+        self.with.backend.load(self.memory, &load, &self.buffers, stop)
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.
@@ -120,7 +132,7 @@ impl<B: Backend> Runner<'_, B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        self.backend.blend(self.memory, &blend, &self.buffers)
+        self.with.backend.blend(self.memory, &blend, &self.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
@@ -131,7 +143,7 @@ impl<B: Backend> Runner<'_, B> {
             // Padding of the encoder's input comes out as frames that the host does not want.
             return Ok(());
         }
-        let (network, settings) = (&spec.network, self.settings);
+        let (network, settings) = (&spec.network, &self.with.settings);
         let latent = network.geometry.latent_channels;
         let weights = spec.grid.as_deref();
         let plain = StoreTensor {
@@ -152,26 +164,27 @@ impl<B: Backend> Runner<'_, B> {
         match network.direction {
             Direction::Decode => {
                 let map = output_pixels(into.dtype(), settings.pixel_range);
-                self.backend.store(self.memory, &StoreTensor { map, ..plain }, &self.buffers)
+                self.with.backend.store(self.memory, &StoreTensor { map, ..plain }, &self.buffers)
             }
             Direction::Encode => {
                 let sample = (settings.posterior == Latent::Sample)
                     .then_some(Posterior { seed: settings.seed, logvar_channel: latent });
-                let (map, channels) = (self.latents.map(Direction::Encode), self.latents.channels(Direction::Encode));
-                self.backend.store(self.memory, &StoreTensor { map, channels, sample, ..plain }, &self.buffers)?;
+                let (map, channels) =
+                    (self.with.latents.map(Direction::Encode), self.with.latents.channels(Direction::Encode));
+                self.with.backend.store(self.memory, &StoreTensor { map, channels, sample, ..plain }, &self.buffers)?;
                 let Some(into) = self.tensors.logvar else { return Ok(()) };
                 let same = channels.map_or(Vec::new(), |channels| vec![plain.map; channels.maps.len()]);
                 let channels = channels.map(|channels| ChannelMaps { maps: &same, ..channels });
                 let logvar = StoreTensor { channel: latent, clamp: Some(LOGVAR_RANGE), into, channels, ..plain };
-                self.backend.store(self.memory, &logvar, &self.buffers)
+                self.with.backend.store(self.memory, &logvar, &self.buffers)
             }
         }
     }
 
     fn input_map(&self, direction: Direction, dtype: DType) -> Affine {
         match direction {
-            Direction::Encode => input_pixels(dtype, self.settings.pixel_range),
-            Direction::Decode => self.latents.map(direction),
+            Direction::Encode => input_pixels(dtype, self.with.settings.pixel_range),
+            Direction::Decode => self.with.latents.map(direction),
         }
     }
 }

@@ -13,18 +13,18 @@ use self::ready::{Asked, Job};
 use super::latents::LatentMaps;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::runner::{HostTensors, Runner, Watch};
+use super::runner::{Computing, HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
-use super::stream::{Computing, Streaming};
+use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
-    nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, StreamStart, Trim,
+    check, nonfinite,
 };
-use crate::backend::{Backend, NonFinite, Note};
+use crate::backend::{Backend, NonFinite, Note, Precision};
 use crate::error::{Error, Result, check_cancel};
-use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
+use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
 use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
@@ -106,8 +106,7 @@ impl<B: Backend> Engine<B> {
 
     /// What bits depend on, beside the input, for people.
     fn told_arithmetic(&self) -> String {
-        let overflows = self.settings.precision.is_none() && self.auto == AutoPrecision::Overflows;
-        let why = if overflows { ", because values overflow in fp16" } else { "" };
+        let why = if self.has_left_fp16() { ", because values overflow in fp16" } else { "" };
         format!("{}{why}", self.arithmetic())
     }
 
@@ -236,7 +235,7 @@ impl<B: Backend> Engine<B> {
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // The first call of `precision=auto` waits, to learn whether fp16 holds.
-        let end = stream.filter(|_| !self.auto.waits(&self.settings, self.backend.precision()));
+        let end = stream.filter(|_| !self.auto.waits(direction, &self.settings, self.backend.precision()));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = workspace.finish(&*self.backend, end, &self.settings, place);
         if finished.is_ok() {
@@ -245,14 +244,26 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
         let seen = result.and(finished)?;
         if end.is_none() {
-            self.auto = self.auto.after(seen);
+            self.auto.learn(direction, seen);
         }
         Ok((plan, seen))
     }
 
+    fn computing(&self, direction: Direction) -> Result<Computing<B>> {
+        let weights = self.coder(direction).weights.clone();
+        Ok(Computing {
+            backend: Arc::clone(&self.backend),
+            weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
+            settings: self.settings.clone(),
+            latents: Arc::clone(&self.latents),
+            place: self.place,
+            auto: self.auto,
+            arithmetic: self.told_arithmetic(),
+        })
+    }
+
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
-        let coder = self.coder(call.direction);
-        let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        let computing = self.computing(call.direction)?;
         let mut schedule = plan.schedule(&self.target(control.cancel)?);
         let cone = Arc::clone(&schedule.spec().cone);
         let end = cone.first_input + call.input.shape().frames;
@@ -266,19 +277,10 @@ impl<B: Backend> Engine<B> {
             output_first: cone.range.first,
             first_clip: call.first_clip,
         };
-        let mut runner = Runner {
-            backend: &*self.backend,
-            weights,
-            memory,
-            buffers: plan.buffers(),
-            settings: &self.settings,
-            latents: &self.latents,
-            tensors,
-            place: self.place,
-        };
+        let mut runner = Runner { with: &computing, memory, buffers: plan.buffers(), tensors };
         while schedule.prepare_next() == Next::Op {
             runner.run(&mut schedule, &mut || watch.stop())?;
-            let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
+            let work = schedule.front().map_or(0, |op| op_work(op, &self.coder(call.direction).network));
             schedule.done();
             watch.advance(work)?;
         }
@@ -320,6 +322,10 @@ fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing
     }
     let network = |direction: Direction| -> Result<Arc<Network>> {
         let mut network = Network::new(model, direction)?.for_device(backend.profile().paired_layers());
+        if cache == CacheFormat::U8 && network.norm == Norm::Pixel {
+            let why = "cache: u8 is for models with norms of groups; this one has norms of pixels: set cache to exact";
+            return Err(Error::Argument(why.into()));
+        }
         network.geometry.packing = packing;
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
@@ -358,13 +364,18 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn has_left_fp16(&self) -> bool {
-        self.auto == AutoPrecision::Overflows
+        self.settings.precision.is_none() && self.auto.overflows
+    }
+
+    fn may_leave_fp16(&self) -> bool {
+        self.auto.is_open(&self.settings, self.backend.precision())
     }
 
     fn leave_fp16(&mut self) -> Result<()> {
-        self.auto = AutoPrecision::Overflows;
-        let backend = Arc::new((self.make)(&self.effective(&self.settings))?);
-        let networks = networks(&*backend, &self.model, &self.settings, self.latents.packing)?;
+        let settings = Settings { precision: Some(Precision::Bf16), ..self.settings.clone() };
+        let backend = Arc::new((self.make)(&settings)?);
+        let networks = networks(&*backend, &self.model, &settings, self.latents.packing)?;
+        self.auto.overflows = true;
         self.adopt(backend, networks);
         self.tuned = OnceCell::new();
         Ok(())
@@ -395,10 +406,10 @@ impl<B: Backend> Session for Engine<B> {
         let reopen = || Checkpoint::reopen(&self.path, &self.file, &self.model);
         let latents = latent_maps::<B>(&settings, &self.model, &self.path, reopen)?;
         if changes_backend || settings.cache != self.settings.cache || latents.packing != self.latents.packing {
-            let backend = match changes_backend {
-                true => Arc::new((self.make)(&self.effective(&settings))?),
-                false => Arc::clone(&self.backend),
-            };
+            let mut backend = Arc::clone(&self.backend);
+            if changes_backend {
+                backend = Arc::new((self.make)(&self.effective(&settings))?);
+            }
             let networks = networks(&*backend, &self.model, &settings, latents.packing)?;
             if changes_backend {
                 *self.notes.lock() = backend.notes();
@@ -429,7 +440,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mut plan, mut seen) = self.run_once(call, control)?;
-        if self.auto.overflows(&self.settings, self.backend.precision(), seen) {
+        if self.auto.is_overflow(&self.settings, self.backend.precision(), seen) {
             control.warn(format_args!(
                 "{}: values overflow in fp16, so this call is repeated in bf16, and the handle stays with it; set \
                  precision to bf16 to begin with it",
@@ -442,32 +453,16 @@ impl<B: Backend> Session for Engine<B> {
         Ok(self.report(&plan))
     }
 
-    fn open_stream(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        first: u64,
-        control: &Control,
-    ) -> Result<Box<dyn FrameStream>> {
-        let (input, network) = (Shape { frames: 0, ..input }, &self.coder(direction).network);
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        let StreamStart { direction, first, .. } = start;
+        let (input, network) = (Shape { frames: 0, ..start.input }, &self.coder(direction).network);
         check::input_shape(network, input, true)?;
         let cone = Arc::new(check::first_frame(network, first)?);
         let job = Job { direction, input, cone };
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         let (plan, workspace) = self.make_ready(&job, plan, control)?;
         let schedule = plan.schedule(&self.target(control.cancel)?);
-        let weights = self.coder(direction).weights.clone();
-        let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let computing = Computing {
-            backend: Arc::clone(&self.backend),
-            weights,
-            settings: self.settings.clone(),
-            latents: Arc::clone(&self.latents),
-            place: self.place,
-            auto: self.auto,
-            arithmetic: self.told_arithmetic(),
-        };
-        let stream = Streaming::new(computing, workspace, (plan, schedule), input);
+        let stream = Streaming::new(self.computing(direction)?, workspace, plan, schedule, input);
         self.tell_idle();
         Ok(Box::new(stream))
     }
@@ -488,4 +483,4 @@ impl<B: Backend> Session for Engine<B> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,32 +4,16 @@
 use std::sync::Arc;
 
 use super::check::StreamCheck;
-use super::latents::LatentMaps;
-use super::precision::AutoPrecision;
-use super::runner::{HostTensors, Runner, Watch};
-use super::settings::Settings;
-use super::weights::SharedWeights;
+use super::runner::{Computing, HostTensors, Runner, Watch};
 use super::workspace::{Workspace, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
-use crate::ir::{Op, Shape, TensorDevice, View};
+use crate::ir::{Op, Shape, View};
 use crate::model::Direction;
 use crate::plan::{Next, Plan, Schedule, op_work};
 use crate::report::PlanReport;
 use crate::reserve;
-
-/// What a stream computes with, from its session.
-pub struct Computing<B: Backend> {
-    pub backend: Arc<B>,
-    pub weights: Arc<SharedWeights<B>>,
-    pub settings: Settings,
-    pub latents: Arc<LatentMaps>,
-    pub place: TensorDevice,
-    pub auto: AutoPrecision,
-    /// For its plan.
-    pub arithmetic: String,
-}
 
 pub struct Streaming<B: Backend> {
     computing: Computing<B>,
@@ -48,7 +32,8 @@ impl<B: Backend> Streaming<B> {
     pub fn new(
         computing: Computing<B>,
         workspace: Workspace<B>,
-        (plan, schedule): (Plan, Schedule),
+        plan: Plan,
+        schedule: Schedule,
         input: Shape,
     ) -> Streaming<B> {
         let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![computing.place]);
@@ -58,18 +43,41 @@ impl<B: Backend> Streaming<B> {
 
     /// Runs the steps that a call with these tensors can run.
     fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
-        let Computing { backend, weights, settings, latents, place, .. } = &self.computing;
-        let runner = Runner {
-            backend: &**backend,
-            weights,
-            memory: &mut self.workspace.memory,
-            buffers: self.plan.buffers(),
-            settings,
-            latents,
-            tensors,
-            place: *place,
-        };
-        (runner, &mut self.schedule)
+        let (memory, buffers) = (&mut self.workspace.memory, self.plan.buffers());
+        (Runner { with: &self.computing, memory, buffers, tensors }, &mut self.schedule)
+    }
+
+    /// Runs what the frames so far suffice for, until `into` is full.
+    fn work(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
+        let network = Arc::clone(&self.schedule.spec().network);
+        let mut watch = Watch::new(control, network.direction.name(), 0);
+        let (first, batch, room) = (self.pulled, self.check.input.batch, into.output.shape().frames);
+        let (output, logvar) = (Some(into.output), into.logvar);
+        let (mut runner, schedule) =
+            self.runner(HostTensors { output, logvar, output_first: first, ..HostTensors::default() });
+        loop {
+            match schedule.prepare_next() {
+                Next::Input if *written == 0 => return Ok(Pull::NeedsInput),
+                Next::End if *written == 0 => return Ok(Pull::Ended),
+                Next::Input | Next::End => return Ok(Pull::Written),
+                Next::Op => {}
+            }
+            let (stores, work) = match schedule.front() {
+                Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
+                op => (None, op.map_or(0, |op| op_work(op, &network))),
+            };
+            if stores.is_some_and(|(_, frame)| frame - first >= room) {
+                return Ok(Pull::Written);
+            }
+            runner.run(schedule, &mut || watch.stop())?;
+            schedule.done();
+            match stores {
+                // The clips of a batch leave together, so the last one completes the frame.
+                Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
+                Some(_) => {}
+                None => watch.advance(work)?,
+            }
+        }
     }
 }
 
@@ -119,47 +127,15 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.check.intact()?;
         self.check.pull(into)?;
         let Outputs { output, logvar, stream } = *into;
-        let network = Arc::clone(&self.schedule.spec().network);
         stream.map_or(Ok(()), |stream| self.computing.backend.check_stream(stream))?;
         let stream = stream_for(stream, self.computing.place, [Some(output), logvar]);
         self.computing.backend.begin(&mut self.workspace.memory, stream)?;
-        let mut watch = Watch::new(control, network.direction.name(), 0);
-        let (first, batch) = (self.pulled, self.check.input.batch);
-        let (mut runner, schedule) =
-            self.runner(HostTensors { output: Some(output), logvar, output_first: first, ..HostTensors::default() });
-        let result = loop {
-            match schedule.prepare_next() {
-                Next::Input if *written == 0 => break Ok(Pull::NeedsInput),
-                Next::End if *written == 0 => break Ok(Pull::Ended),
-                Next::Input | Next::End => break Ok(Pull::Written),
-                Next::Op => {}
-            }
-            let (stores, work) = match schedule.front() {
-                Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
-                op => (None, op.map_or(0, |op| op_work(op, &network))),
-            };
-            if stores.is_some_and(|(_, frame)| frame - first >= output.shape().frames) {
-                break Ok(Pull::Written);
-            }
-            if let Err(error) = runner.run(schedule, &mut || watch.stop()) {
-                break Err(error);
-            }
-            schedule.done();
-            match stores {
-                // The clips of a batch leave together, so the last one completes the frame.
-                Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
-                Some(_) => {}
-                None => {
-                    if let Err(error) = watch.advance(work) {
-                        break Err(error);
-                    }
-                }
-            }
-        };
+        let result = self.work(into, control, written);
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
+        let direction = self.direction();
         let Computing { backend, settings, place, auto, .. } = &mut self.computing;
-        let stream = stream.filter(|_| !auto.waits(settings, backend.precision()));
+        let stream = stream.filter(|_| !auto.waits(direction, settings, backend.precision()));
         let finished = self.workspace.finish(&**backend, stream, settings, *place);
         // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
@@ -168,16 +144,16 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.seen.loaded |= seen.loaded;
         self.seen.stored |= seen.stored;
         let pull = result?;
-        if auto.overflows(settings, backend.precision(), self.seen) {
+        if auto.is_overflow(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);
-            return Err(nonfinite::overflowed_stream(network.direction));
+            return Err(nonfinite::overflowed_stream(direction));
         }
         if stream.is_none() && matches!(pull, Pull::Written) {
-            *auto = auto.after(self.seen);
+            auto.learn(direction, self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, self.computing.settings.on_nonfinite, network.direction, control);
+            let told = nonfinite::report(self.seen, self.computing.settings.on_nonfinite, self.direction(), control);
             self.check.broken = told.is_err();
             told?;
         }

@@ -100,10 +100,6 @@ impl PairSlabs {
     }
 }
 
-/// The slab of a clip's first frame, where it is a layer's last one: the sum of all temporal taps. That frame has one
-/// term, and no other frame has the slab. Layers with [`Window::Same`] only.
-pub const FIRST_FRAME_SLAB: u8 = 4;
-
 /// The shape of a convolution's weights.
 ///
 /// A convolution over time is a sum of convolutions of single frames, each with a *slab* of weights of its own. Which
@@ -129,9 +125,12 @@ pub struct ConvLayout {
 }
 
 impl ConvLayout {
-    /// Whether the last slab is [`FIRST_FRAME_SLAB`]. After frames of zeros, the first frame shares its slab with others.
-    pub const fn has_first_frame_slab(&self) -> bool {
-        matches!(self.window, Window::Same) && self.slabs == FIRST_FRAME_SLAB as u64 + 1
+    /// The slab of a clip's first frame, where that has one of its own: the sum of all temporal taps. The frame has one
+    /// term, and no other frame has the slab. It comes after those of the steady state. After frames of zeros, the first
+    /// frame shares its slab with others.
+    pub fn first_frame_slab(&self) -> Option<u8> {
+        const STEADY_SLABS: u64 = 4;
+        (self.window == Window::Same && self.slabs == STEADY_SLABS + 1).then_some(STEADY_SLABS as u8)
     }
 
     /// Elements of one bias vector with all its phases and edges.

@@ -14,10 +14,7 @@ mod shape;
 mod tensor_op;
 mod view;
 
-pub use conv::{
-    ConvLayout, ConvSource, EachSlab, FIRST_FRAME_SLAB, LayerId, Norm, PairSlabs, Prologue, WeightBlock, WeightPart,
-    Window,
-};
+pub use conv::{ConvLayout, ConvSource, EachSlab, LayerId, Norm, PairSlabs, Prologue, WeightBlock, WeightPart, Window};
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
 pub use location::{CacheFormat, CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, SplitColumns};

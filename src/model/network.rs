@@ -283,14 +283,13 @@ impl Network {
     }
 
     /// The layer that can compute hidden frames again for `layer`: the one that makes its input and nothing else, if
-    /// `layer` adds what that one reads, so it is still there. Not with caches in 8 bits: inputs that were read rounded
-    /// would not be so again.
+    /// `layer` adds what that one reads, so it is still there.
     pub fn hidden_by(&self, layer: LayerId) -> Option<LayerId> {
         let Source::Layer(first) = self.layers[layer].input else { return None };
-        let can = |layer: &Layer| layer.runs_in_bands() && layer.cache == CacheFormat::Exact;
         let keeps_input = self.layers[layer].residual() == Some(self.layers[first].input);
         let is_alone = self.readers(first).len() == 1 && self.layers[first].addend.is_none();
-        (keeps_input && is_alone && [first, layer].iter().all(|layer| can(&self.layers[*layer]))).then_some(first)
+        let in_bands = [first, layer].iter().all(|layer| self.layers[*layer].runs_in_bands());
+        (keeps_input && is_alone && in_bands).then_some(first)
     }
 
     pub fn input_channels(&self) -> u64 {

@@ -33,9 +33,10 @@ pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
                 _ if text.ends_with('%') => percent(text).map(Value::Percent),
                 _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
             };
-            match list && text.contains(',') {
-                true => text.split(',').map(limit).collect::<Option<_>>().map(Value::List),
-                false => limit(text),
+            if list && text.contains(',') {
+                text.split(',').map(limit).collect::<Option<_>>().map(Value::List)
+            } else {
+                limit(text)
             }
         }
         ParamKind::Path => Some(Value::Path(text.into())),

@@ -27,7 +27,7 @@ pub struct Exclusion {
     are_made: fn(&Choices) -> bool,
 }
 
-pub const EXCLUSIONS: [Exclusion; 8] = [
+pub const EXCLUSIONS: [Exclusion; 9] = [
     Exclusion {
         these: ["bands", "the first layer of a stage"],
         why: "its input frames are queued whole until a chunk is complete",
@@ -60,6 +60,11 @@ pub const EXCLUSIONS: [Exclusion; 8] = [
             let materialised = of.chunk - of.own.rematerialised;
             !of.is_head && of.own.rematerialised > 0 && materialised < MIN_MATERIALISED_HIDDEN
         },
+    },
+    Exclusion {
+        these: ["rematerialised hidden frames", "a cache in 8 bits"],
+        why: "inputs that were read rounded would not be so again",
+        are_made: |of| !of.is_head && of.own.rematerialised > 0 && of.rounds,
     },
     Exclusion {
         these: ["an offloaded output", "more than one frame"],
@@ -128,6 +133,7 @@ mod tests {
             Choices { rounds: true, is_still: false, ..Choices::of(whole) },
             Choices { reads_rematerialised: true, ..Choices::of(recomputed) },
             Choices { chunk: 2, ..Choices::of(hidden) },
+            Choices { rounds: true, ..Choices::of(hidden) },
             Choices { is_still: false, ..Choices::of(output) },
             Choices { is_largest: true, ..Choices::of(fetched) },
         ];

@@ -64,7 +64,7 @@ impl Plan {
         let mut arrivals = WeightArrivals::new(target.profile.rates.copies);
         let (mut all, mut slice) = (Pace::default(), Pace::default());
         let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
-        let slices = if is_long { spec.filling_slices(frames) + STEADY_SLICES } else { usize::MAX };
+        let slices = is_long.then(|| spec.filling_slices(frames) + STEADY_SLICES);
         let schedule = Schedule::rehearsal(spec.one_clip(), frames, Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
@@ -117,15 +117,18 @@ impl Plan {
         }
         let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
         let spec = self.spec.one_clip();
-        let slices = if periodic { filling + PackedLayout::TRACED_SLICES } else { usize::MAX };
+        let slices = periodic.then_some(filling + PackedLayout::TRACED_SLICES);
         let schedule = Schedule::rehearsal(spec.clone(), self.frames, self.arenas.emptied(), target);
         let traced = schedule.rehearse(None, slices, target, |_, _| {});
         self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
         if periodic {
-            for frames in self.endings().into_iter().take_while(|_| !target.is_cancelled()) {
-                let frames_known = self.frames.map(|_| frames);
-                let schedule = Schedule::rehearsal(spec.clone(), frames_known, self.arenas.clone(), target);
-                self.arenas.cover_partial(&schedule.rehearse(Some(frames), usize::MAX, target, |_, _| {}));
+            let endings = self.endings();
+            // A stream may end at each of them. It is followed once, and copies of it end.
+            let known = self.frames.and(endings.first().copied());
+            let mut schedule = Schedule::rehearsal(spec, known, self.arenas.clone(), target);
+            for end in endings.into_iter().take_while(|_| !target.is_cancelled()) {
+                schedule.follow_stream(end, target);
+                self.arenas.cover_partial(&schedule.clone().rehearse(Some(end), None, target, |_, _| {}));
             }
         }
         self.add_up(target);

@@ -40,10 +40,11 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanError {
     Cancelled,
-    /// No plan fits. Device bytes of the smallest one, and of the smallest one without tiles.
+    /// No plan fits. Device bytes of the smallest one, and of the smallest one without tiles, of those that were tried
+    /// and have enough host memory.
     TooLarge {
-        smallest: u64,
-        smallest_exact: u64,
+        smallest: Option<u64>,
+        smallest_exact: Option<u64>,
     },
 }
 

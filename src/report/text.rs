@@ -23,10 +23,10 @@ impl fmt::Display for DeviceDivision {
                 }
             }
         }
-        match self.mixed {
-            true => write!(f, "\nmixed devices: bits depend on which device computes a frame"),
-            false => Ok(()),
+        if self.mixed {
+            write!(f, "\nmixed devices: bits depend on which device computes a frame")?;
         }
+        Ok(())
     }
 }
 
@@ -57,17 +57,7 @@ impl fmt::Display for PlanReport {
             Bytes(self.weight_bytes),
             Bytes(self.workspace_bytes)
         )?;
-        if self.host_bytes > 0 {
-            write!(f, "host memory: {}", Bytes(self.host_bytes))?;
-            let offloaded = [("frames", self.offloaded_bytes), ("weights", self.offloaded_weight_bytes)];
-            let offloaded = offloaded.iter().filter(|(_, bytes)| *bytes > 0);
-            let offloaded: Vec<String> =
-                offloaded.map(|(what, bytes)| format!("offloaded {what} {}", Bytes(*bytes))).collect();
-            match offloaded.is_empty() {
-                true => writeln!(f)?,
-                false => writeln!(f, " ({}; {} moved per frame)", offloaded.join(", "), Bytes(self.moved_per_frame))?,
-            }
-        }
+        self.write_host_memory(f)?;
         let chunks = self.chunk_frames.iter().zip(&self.rematerialised_frames).zip(&self.rematerialised_hidden);
         let chunks = chunks.map(|((frames, outputs), hidden)| chunk_text(*frames, *outputs, *hidden));
         let chunks: Vec<String> = chunks.collect();
@@ -99,6 +89,23 @@ impl fmt::Display for PlanReport {
             writeln!(f, "arithmetic: {}", self.arithmetic)?;
         }
         write!(f, "rates: {}", self.rates)
+    }
+}
+
+impl PlanReport {
+    fn write_host_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host_bytes == 0 {
+            return Ok(());
+        }
+        write!(f, "host memory: {}", Bytes(self.host_bytes))?;
+        let offloaded = [("frames", self.offloaded_bytes), ("weights", self.offloaded_weight_bytes)];
+        let offloaded = offloaded.iter().filter(|(_, bytes)| *bytes > 0);
+        let offloaded: Vec<String> =
+            offloaded.map(|(what, bytes)| format!("offloaded {what} {}", Bytes(*bytes))).collect();
+        if !offloaded.is_empty() {
+            write!(f, " ({}; {} moved per frame)", offloaded.join(", "), Bytes(self.moved_per_frame))?;
+        }
+        writeln!(f)
     }
 }
 

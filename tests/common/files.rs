@@ -17,6 +17,11 @@ pub fn small() -> PathBuf {
     golden("small.safetensors")
 }
 
+/// A quick checkpoint of each family of video models. All have 16 latent channels and scales 8 and 4.
+pub fn video_models() -> [PathBuf; 2] {
+    [small(), golden("families/wan21.safetensors")]
+}
+
 /// The trained model of the demo.
 pub fn demo() -> PathBuf {
     root().join("host-examples/assets/demo.safetensors")

@@ -9,6 +9,7 @@ mod devices;
 mod failure;
 pub mod families;
 mod files;
+pub mod hub;
 pub mod oracle;
 pub mod planner;
 pub mod process;
@@ -28,7 +29,7 @@ pub use api::{Api, api, create_info, library_path, run_info, sized, use_linked_l
 pub use buffer::Buffer;
 pub use devices::{devices, on_every_device};
 pub use failure::{Failure, error_text, outcome};
-pub use files::{demo, golden, root, small};
+pub use files::{demo, golden, root, small, video_models};
 pub use random::Random;
 pub use stream::Stream;
 pub(crate) use structs::with_structs;

@@ -20,27 +20,41 @@ static RANDOM: Family = Family {
 };
 
 const CAUSAL: TimeAxis = TimeAxis::causal(FirstFrame::Repeated);
+const AFTER_ZEROS: TimeAxis = TimeAxis::causal(FirstFrame::AfterZeros);
 const PIXEL_CHANNELS: u64 = 3;
 
 /// A model whose widths are multiples of `width`, which all groups divide.
 pub fn random_model(seed: u64, width: u64) -> Model {
     let mut random = Random(seed);
     let groups = random.pick(&[1, 2, width]);
+    let norm = match seed % 8 {
+        1 | 2 => NormKind::Pixel { trailing_axes: 3 },
+        _ => NormKind::Group { groups, epsilon: 1e-6 },
+    };
     let latent = random.pick(&[2, 4]);
     // Of each change of resolution, whether it also changes the frame rate. Both directions have their own order.
     let levels = random.below(3) as usize;
     let temporal = random.below(levels as u64 + 1);
-    // Some networks see one frame at a time, as those of image autoencoders do.
-    let still = seed % 4 == 3;
-    let temporal = if still { 0 } else { temporal };
+    // Some networks see one frame at a time, as those of image autoencoders do. Some see zeros before the clip, and
+    // change the frame rate by convolutions over time alone.
+    let causal = match seed % 4 {
+        1 => AFTER_ZEROS,
+        3 => TimeAxis::POINT,
+        _ => CAUSAL,
+    };
+    let temporal = if causal == TimeAxis::POINT { 0 } else { temporal };
     let order = |random: &mut Random| {
         let mut changes: Vec<bool> = (0..levels).map(|level| (level as u64) < temporal).collect();
         (1..levels).for_each(|at| changes.swap(at, random.below(at as u64 + 1) as usize));
         changes
     };
     let (down, up) = (order(&mut random), order(&mut random));
-    let encoder = Builder::new("encoder", &mut random, [groups, width], still).graph(PIXEL_CHANNELS, &down, 2 * latent);
-    let decoder = Builder::new("decoder", &mut random, [groups, width], still).graph(latent, &up, PIXEL_CHANNELS);
+    let mut side = |side, changes: &[bool], inputs, outputs| {
+        let graph = GraphBuilder::new(inputs);
+        Builder { side, random: &mut random, graph, norm, width, causal, convs: 0 }.graph(changes, outputs)
+    };
+    let encoder = side("encoder", &down, PIXEL_CHANNELS, 2 * latent);
+    let decoder = side("decoder", &up, latent, PIXEL_CHANNELS);
     Model {
         family: &RANDOM,
         sizes: format!("random model {seed}"),
@@ -62,22 +76,16 @@ struct Builder<'a> {
     side: &'static str,
     random: &'a mut Random,
     graph: GraphBuilder,
-    groups: u64,
+    norm: NormKind,
     width: u64,
     /// What its convolutions over time see.
     causal: TimeAxis,
     convs: u64,
 }
 
-impl<'a> Builder<'a> {
-    fn new(side: &'static str, random: &'a mut Random, [groups, width]: [u64; 2], still: bool) -> Builder<'a> {
-        let causal = if still { TimeAxis::POINT } else { CAUSAL };
-        Builder { side, random, graph: GraphBuilder::new(0), groups, width, causal, convs: 0 }
-    }
-
+impl Builder<'_> {
     /// Levels with a few blocks each, and a change of resolution between them.
-    fn graph(mut self, inputs: u64, changes: &[bool], outputs: u64) -> Graph {
-        self.graph = GraphBuilder::new(inputs);
+    fn graph(mut self, changes: &[bool], outputs: u64) -> Graph {
         let expands = self.side == "decoder";
         let width = self.any_width();
         let mut x = self.conv(GraphBuilder::INPUT, width, self.causal, SpaceAxis::SAME);
@@ -119,7 +127,7 @@ impl<'a> Builder<'a> {
 
     fn norm(&mut self, x: NodeId) -> NodeId {
         let tensor = format!("{}.norm", self.name());
-        self.graph.norm(x, tensor, NormKind::Group { groups: self.groups, epsilon: 1e-6 })
+        self.graph.norm(x, tensor, self.norm)
     }
 
     fn time(&mut self) -> TimeAxis {
@@ -168,7 +176,10 @@ impl<'a> Builder<'a> {
     fn attention(&mut self, x: NodeId) -> NodeId {
         let channels = self.graph.channels(x);
         let norm = self.norm(x);
-        let tensors = vec![self.name(), self.name(), self.name()];
+        let tensors = match self.causal {
+            AFTER_ZEROS => vec![self.name()],
+            _ => vec![self.name(), self.name(), self.name()],
+        };
         let point = |tensors| Conv { tensors, time: TimeAxis::POINT, space: SpaceAxis::POINT, weight_axes: 2 };
         let qkv = self.graph.conv(norm, point(tensors), 3 * channels);
         let mixed = self.graph.attention(qkv);
@@ -177,14 +188,28 @@ impl<'a> Builder<'a> {
         self.graph.add(x, out)
     }
 
+    /// A convolution over time that passes the first frame on.
+    fn time_conv(&mut self, x: NodeId, channels: u64, stride: u64, first: FirstFrame) -> NodeId {
+        self.conv(x, channels, TimeAxis { kernel: 3, stride, first }, SpaceAxis::POINT)
+    }
+
     fn downsampler(&mut self, x: NodeId, halves_time: bool) -> NodeId {
+        if halves_time && self.causal == AFTER_ZEROS {
+            let small = self.conv(x, self.graph.channels(x), TimeAxis::POINT, SpaceAxis::HALVING);
+            return self.time_conv(small, self.graph.channels(x), 2, FirstFrame::PassedAndRead);
+        }
         let time = if halves_time { TimeAxis::halving(FirstFrame::Repeated) } else { TimeAxis::POINT };
         self.conv(x, self.graph.channels(x), time, SpaceAxis::HALVING)
     }
 
-    fn upsampler(&mut self, x: NodeId, doubles_time: bool) -> NodeId {
+    fn upsampler(&mut self, mut x: NodeId, doubles_time: bool) -> NodeId {
         let (channels, frames) = (self.graph.channels(x), if doubles_time { 2 } else { 1 });
-        if !doubles_time && (self.causal == TimeAxis::POINT || self.random.one_in(2)) {
+        if doubles_time && self.causal == AFTER_ZEROS {
+            let both = self.time_conv(x, 2 * channels, 1, FirstFrame::PassedAndHidden);
+            x = self.graph.unfold(both, 2, 1);
+        }
+        let by_nearest = self.causal == AFTER_ZEROS || !doubles_time && self.causal == TimeAxis::POINT;
+        if by_nearest || !doubles_time && self.random.one_in(2) {
             let (nearest, channels, time) = (self.graph.nearest(x, 2), self.any_width(), self.time());
             return self.conv(nearest, channels, time, SpaceAxis::SAME);
         }

@@ -37,7 +37,7 @@ def test_wheel(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    brought = (NAME, COMMAND, "demo.safetensors", "py.typed", "vae.py")
+    brought = (NAME, COMMAND, "demo.safetensors", "models.json", "py.typed", "vae.py")
     assert {f"video_vae/{name}" for name in brought} <= set(names)
 
     target = tmp_path / "site"
@@ -74,7 +74,8 @@ def test_a_stale_library_is_built_anew(tmp_path):
     root, release = tmp_path / "root", tmp_path / "root" / "target" / "release"
     (release / "examples").mkdir(parents=True)
     (root / "host-examples" / "assets").mkdir(parents=True)
-    (root / "host-examples" / "assets" / "demo.safetensors").write_text("demo")
+    for name in ("demo.safetensors", "models.json"):
+        (root / "host-examples" / "assets" / name).write_text("{}")
     (root / "Cargo.toml").write_text('version = "0.0.1"\n')
     for stale in (release / NAME, release / "examples" / COMMAND):
         stale.write_text("stale")

@@ -1,6 +1,5 @@
 //! `vvae bench`: how fast it is here.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -10,8 +9,8 @@ use video_vae::internals::model::Model;
 use video_vae::internals::model::families::FAMILIES;
 
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
-use crate::draft::Draft;
 use crate::gpu::{Gpu, Memory};
+use crate::json::{Json, JsonOptions};
 use crate::options::ModelOptions;
 use crate::random_weights::{self, Random};
 use crate::say::{self, say};
@@ -55,9 +54,8 @@ pub struct Bench {
     /// Latents and video in the GPU's memory, used in place, instead of host memory.
     #[arg(long)]
     device_tensors: bool,
-    /// Also write the figures there.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOptions,
     /// Compare with figures saved by --json; fails if a case takes more than 1.1 times as long.
     #[arg(long, value_name = "FILE")]
     against: Option<PathBuf>,
@@ -94,6 +92,7 @@ impl Bench {
     pub fn run(self) -> Result<()> {
         // What cannot be read is said before minutes are spent.
         let saved = self.against.as_deref().map(saved_rows).transpose()?;
+        let json = self.json.open()?;
         let weights = self.weights()?;
         let model = checkpoint::model(&weights)?;
         let gpu = gpu_index(&self.model.device)?;
@@ -127,12 +126,7 @@ impl Bench {
                 rows.push(as_json(&row, product.map(|rate| rate / 1e12), self.place()));
             }
         }
-        if let Some(path) = &self.json {
-            let draft = Draft::new(path)?;
-            let written = draft.create()?.write_all(format!("{:#}\n", Value::from(rows.clone())).as_bytes());
-            written.map_err(|why| format!("{} cannot be written: {why}", path.display()))?;
-            draft.finish()?;
-        }
+        json.write("bench", rows.clone())?;
         saved.map_or(Ok(()), |saved| compare(&rows, &saved))
     }
 
@@ -273,7 +267,7 @@ fn as_json(row: &Row, product: Option<f64>, place: &str) -> Value {
 
 fn saved_rows(path: &Path) -> Result<Vec<Value>> {
     let text = std::fs::read(path).map_err(|why| format!("--against: {} cannot be read: {why}", path.display()))?;
-    serde_json::from_slice(&text)
+    Json::read(&text)
         .map_err(|why| format!("--against: {} is not what `vvae bench --json` writes: {why}", path.display()))
 }
 

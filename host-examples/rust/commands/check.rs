@@ -2,14 +2,17 @@
 
 use std::path::PathBuf;
 
+use serde_json::json;
+
 use super::demo::{clip, metrics};
 use crate::api;
 use crate::checkpoint::fingerprint;
+use crate::json::JsonOptions;
 use crate::options::ModelOptions;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::vae::Vae;
-use crate::{Result, units};
+use crate::{Result, models, units};
 
 const EXAMPLES: &str = "Examples:
   vvae check ema_vae_fp16.safetensors
@@ -30,6 +33,8 @@ pub struct Check {
     #[arg(long, value_name = "TxHxW", default_value = "9x128x128", value_parser = size)]
     shape: [u64; 3],
     #[command(flatten)]
+    json: JsonOptions,
+    #[command(flatten)]
     model: ModelOptions,
 }
 
@@ -44,10 +49,11 @@ struct Results {
 
 impl Check {
     pub fn run(self) -> Result<()> {
-        let [frames, height, width] = self.shape;
+        let ([frames, height, width], json) = (self.shape, self.json.open()?);
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
         let input = clip::make(kind, frames)?;
-        let vae = self.model.open(&self.checkpoint)?;
+        let checkpoint = models::resolve(&self.checkpoint)?;
+        let vae = self.model.open(&checkpoint)?;
         let exact = results(&vae, &input, "fp32")?;
         let fast = ["fp16", "bf16"].into_iter().find(|precision| vae.configure("precision", precision).is_ok());
         let fast = fast.ok_or("this device has no precision but fp32; name another with --device")?;
@@ -56,24 +62,28 @@ impl Check {
         let latent = (error / norm).sqrt();
         let finite =
             |bytes: &[u8]| bytes.chunks_exact(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
-        let holds = match finite(other.latent.bytes()) && finite(&floats(&vae, &exact, fast)?) {
-            true => format!("{fast} holds"),
-            false => format!("{fast} overflows, use precision=bf16"),
-        };
+        let is_finite = finite(other.latent.bytes()) && finite(&floats(&vae, &exact, fast)?);
+        let holds = if is_finite { "holds" } else { "overflows, use precision=bf16" };
         let apart = metrics::compare(&exact.video, &other.video);
         let through = metrics::compare(&input, &exact.video);
-        let name = self.checkpoint.file_name().unwrap_or_default().to_string_lossy();
+        let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let device = super::info::device_name(&self.model.device)?;
-        // SAFETY: takes nothing.
-        let version = api::text(unsafe { (api::api()?.vvae_version)() });
+        let ((version, _), fingerprint) = (api::version()?, fingerprint(&checkpoint)?);
         say!(
-            "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {holds}; {fast} against \
-             fp32: latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
-            fingerprint(&self.checkpoint)?,
+            "vvae check: {name} {fingerprint}; video-vae {version}; {device}; {frames}x{height}x{width}; {fast} {holds}; \
+             {fast} against fp32: latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
             apart.psnr,
             through.psnr,
             through.ssim
-        )
+        )?;
+        let decibels = |psnr: f64| psnr.is_finite().then_some(psnr);
+        let result = json!({
+            "checkpoint": checkpoint.display().to_string(), "fingerprint": fingerprint, "device": device,
+            "frames": frames, "height": height, "width": width, "precision": fast, "finite": is_finite,
+            "latent_error": latent, "psnr": decibels(apart.psnr), "clip_psnr": decibels(through.psnr),
+            "clip_ssim": through.ssim,
+        });
+        json.write("check", vec![result])
     }
 }
 

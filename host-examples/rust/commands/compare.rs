@@ -6,9 +6,12 @@ mod variants;
 
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use super::demo::{metrics, sheet};
 use crate::draft::Draft;
-use crate::files::{self, Clip, InputOptions, Source, VideoOptions};
+use crate::files::{self, Clip, InputOptions, Part, Source, VideoOptions};
+use crate::json::JsonOptions;
 use crate::options::ModelOptions;
 use crate::report::Report;
 use crate::say::say;
@@ -50,7 +53,7 @@ pub struct Compare {
     #[arg(value_name = "A")]
     a: PathBuf,
     /// Without it, A goes through the model.
-    #[arg(value_name = "B", conflicts_with_all = ["precisions", "variant", "frames", "json"])]
+    #[arg(value_name = "B", conflicts_with_all = ["precisions", "variant"])]
     b: Option<PathBuf>,
     /// Precisions to compare, such as fp32,fp16,bf16; all others with the first. Default: all that the device has, the
     /// most exact one first; with --variant, only the most exact one.
@@ -61,17 +64,17 @@ pub struct Compare {
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = Variant::parse)]
     variant: Vec<Variant>,
     /// Only so many frames of the clip, or a part of it, as a clip of its own.
-    #[arg(long, value_name = "N or FIRST:END", value_parser = part)]
+    #[arg(long, value_name = "N or FIRST:END", value_parser = range::parse, conflicts_with_all = ["ss", "t"])]
     frames: Option<(u64, Option<u64>)>,
     /// Write some frames of both, the worst one among them, and their difference, as a PNG. Of variants: the first,
     /// middle and worst frame; the difference from the first variant is amplified by a factor that the sheet states.
     #[arg(long, value_name = "FILE.png")]
     sheet: Option<PathBuf>,
-    /// Also write the table's figures there.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a page for a browser about A and B: a slider between both, the difference, PSNR per frame.
-    #[arg(long, value_name = "FILE.html", requires = "b")]
+    #[command(flatten)]
+    json: JsonOptions,
+    /// Write a page for a browser: a slider between both clips, the difference, PSNR per frame. Of one clip: what the
+    /// first variant makes of it, and the figures of all.
+    #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
     /// Print a line for every frame.
     #[arg(long)]
@@ -82,14 +85,6 @@ pub struct Compare {
     input: InputOptions,
     #[command(flatten)]
     video: VideoOptions,
-}
-
-/// A number of frames, or a range.
-fn part(text: &str) -> Result<(u64, Option<u64>)> {
-    match text.parse::<u64>() {
-        Ok(count) if count > 0 => Ok((0, Some(count))),
-        _ => range::parse(text).map_err(|_| "write it like 100, 1000:1100 or 1000:".into()),
-    }
 }
 
 /// More than comparing two frames takes for a pixel: floats of both, ten planes of the SSIM, and the frames that are
@@ -121,8 +116,8 @@ impl Compare {
         // What cannot be done is said before anything runs.
         let variants = variants::list(&self.precisions, &self.variant, model, &weights)?;
         let vaes = variants.iter().map(|variant| variant.open(model, &weights)).collect::<Result<Vec<_>>>()?;
-        let [sheet, json] = [&self.sheet, &self.json].map(|path| path.as_deref().map(Draft::new).transpose());
-        let (sheet, json) = (sheet?, json?);
+        let [sheet, page] = [&self.sheet, &self.report].map(|path| path.as_deref().map(Draft::new).transpose());
+        let (sheet, page, json) = (sheet?, page?, self.json.open()?);
         let (first, count) = self.frames.unwrap_or((0, None));
         let clip = variants::keep(&self.a, (&self.video, &self.input), (first, count))?;
         let runs = variants.iter().zip(vaes).map(|(variant, vae)| Outcome::run(variant, &vae, &clip));
@@ -143,22 +138,33 @@ impl Compare {
             super::info::device_name(&model.device)?,
             outcomes[0].name
         )?;
-        variants::rows(&outcomes, &figures, first).iter().try_for_each(|line| say!("{line}"))?;
+        variants::lines(&outcomes, &figures, first).iter().try_for_each(|line| say!("{line}"))?;
         for outcome in outcomes.iter().filter(|outcome| outcome.is_tiled()) {
             say!("{}: in tiles, which is not exact", outcome.name)?;
         }
-        if let Some(draft) = json {
-            draft.write(&format!("{:#}\n", variants::json(&clip, &outcomes, &figures, first)))?;
+        json.write("compare", variants::json(&clip, &outcomes, &figures, first))?;
+        if let Some(draft) = page {
+            variants::page(draft, &self.a, &clip, &outcomes, &figures, first)?;
         }
         let (Some(draft), Some(path)) = (sheet, &self.sheet) else { return Ok(()) };
         let shown = strips::write(draft, &clip, &outcomes, &figures, first)?;
         say!("{}: {shown}", path.display())
     }
 
+    /// A clip, or the part of it that --frames names.
+    fn part(&self, path: &Path) -> Result<(Clip, Box<dyn Source>)> {
+        let (clip, source) = files::open(path, &self.video, &self.input)?;
+        Ok(match self.frames {
+            Some((first, count)) => files::cut(clip, source, Part::Frames { first, count }),
+            None => (clip, source),
+        })
+    }
+
     /// Two clips.
     fn clips(&self, b: &Path) -> Result<()> {
-        let (first, mut a) = files::open(&self.a, &self.video, &self.input)?;
-        let (second, mut other) = files::open(b, &self.video, &self.input)?;
+        let json = self.json.open()?;
+        let (first, mut a) = self.part(&self.a)?;
+        let (second, mut other) = self.part(b)?;
         let size = |clip: &Clip| (clip.kind.width, clip.kind.height);
         if size(&first) != size(&second) {
             let ((w, h), (v, g)) = (size(&first), size(&second));
@@ -171,10 +177,10 @@ impl Compare {
         first.kind.spare(BYTES_PER_PIXEL + usize::from(self.sheet.is_some()) * BYTES_PER_PIXEL)?;
         let (mut frames, mut samples) = (Vec::new(), Samples::default());
         let mut worst: Option<(f64, Pair)> = None;
-        let mut report = Report::new(format!("{} and {}", self.a.display(), b.display()));
+        let mut report = Report::new(format!("{} and {}", self.a.display(), b.display()), first.first);
         while let Some((x, y)) = both((&mut *a, first.kind), (&mut *other, second.kind))? {
             let (square, ssim) = metrics::of_frame(&x, &y, first.kind.width);
-            let index = frames.len() as u64;
+            let index = first.first + frames.len() as u64;
             if self.per_frame {
                 say!("frame {index:>6}  PSNR {:6.2} dB  SSIM {ssim:.4}", metrics::psnr(square))?;
             }
@@ -192,7 +198,17 @@ impl Compare {
         let quality = metrics::mean(&frames);
         say!("{} of {}x{}", units::counted(frames.len() as u64, "frame"), first.kind.width, first.kind.height)?;
         say!("PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim)?;
-        say!("worst frame {}: PSNR {:.2} dB, SSIM {:.4}", worst.0, metrics::psnr(square), frames[worst.0 as usize].1)?;
+        let worst_ssim = frames[(worst.0 - first.first) as usize].1;
+        say!("worst frame {}: PSNR {:.2} dB, SSIM {worst_ssim:.4}", worst.0, metrics::psnr(square))?;
+        let finite = |psnr: f64| psnr.is_finite().then_some(psnr);
+        let result = json!({
+            "variant": null, "settings": {}, "against": self.a.display().to_string(), "frames": frames.len(),
+            "width": first.kind.width, "height": first.kind.height, "psnr": finite(quality.psnr), "ssim": quality.ssim,
+            "worst_frame": worst.0, "worst_psnr": finite(metrics::psnr(square)), "latent_error": null,
+            "clip_psnr": finite(quality.psnr), "encode_seconds": null, "decode_seconds": null, "device_bytes": null,
+            "host_bytes": null, "exact": null,
+        });
+        json.write("compare", vec![result])?;
         if let Some(path) = &self.report {
             report.figure("SSIM", format_args!("{:.4}", quality.ssim));
             report.write(Draft::new(path)?)?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use crate::files::tensors::{Latents, open_latents};
-use crate::files::{self, Clip, VideoOptions};
+use crate::files::{self, Clip, TimeOptions, VideoOptions};
 use crate::options::ModelOptions;
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -18,6 +18,7 @@ const EXAMPLES: &str = "Examples:
   vvae decode holiday.safetensors holiday.mp4
   vvae decode clip.safetensors frames/ --bits 16
   vvae decode film.safetensors shot.mp4 --frames 1000:1100
+  vvae decode film.safetensors shot.mov -ss 1:30 -t 5 --codec prores
   vvae decode film.safetensors - | ffplay -
   vvae decode clip.safetensors numbers.safetensors --set pixel_range=0..1
 ";
@@ -41,6 +42,8 @@ pub struct Decode {
     #[command(flatten)]
     range: RangeOptions,
     #[command(flatten)]
+    times: TimeOptions,
+    #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
     video: VideoOptions,
@@ -60,7 +63,9 @@ impl Decode {
             }
         }
         let mut clip = original(&latents, &vae, video)?;
-        let range = range::read(&self.range, &vae, "decode", Some(latents.frames))?;
+        let part = self.range.frames.as_deref().map(range::parse).transpose()?;
+        let part = part.or(self.times.part().map(|part| part.frames(&clip)));
+        let range = part.map(|part| range::read(part, &vae, "decode", Some(latents.frames))).transpose()?;
         if let Some(range) = &range {
             clip.frames = clip.frames.map(|frames| range.within(frames)).transpose()?;
             clip.times = clip.times.map(|times| times.from(range.first as usize));

@@ -74,7 +74,7 @@ impl Demo {
         vae.end_trace()?;
         write_pictures(&folder, &input, &output)?;
         let name = weights.file_name().unwrap_or_default().to_string_lossy();
-        let mut report = Report::new(format!("{frames} frames of {width} x {height} through {name}"));
+        let mut report = Report::new(format!("{frames} frames of {width} x {height} through {name}"), 0);
         for i in 0..frames as usize {
             report.frame(kind.width, &kind.rgb(input.frame(i))?, &kind.rgb(output.frame(i))?)?;
         }
@@ -93,7 +93,7 @@ impl Demo {
         say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;
         say!("and at  {}  (a slider between both, and pictures of the plans)", folder.join("report.html").display())?;
         say!(
-            "\nNext: vvae roundtrip YOUR.mp4 out.mp4 --weights ema_vae_fp16.safetensors, and `vvae --help` for the rest."
+            "\nNext: vvae get seedvr2, then vvae roundtrip YOUR.mp4 out.mp4 --weights seedvr2; `vvae --help` has the rest."
         )
     }
 }

@@ -17,6 +17,8 @@ const EXAMPLES: &str = "Examples:
   vvae encode holiday.mp4 holiday.safetensors
   vvae encode frames/ clip.safetensors --fps 30 --limit 4GiB
   vvae encode film.mp4 shot.safetensors --frames 250:275
+  vvae encode film.mp4 shot.safetensors -ss 0:10 -t 2.5
+  vvae encode shot/f%04d.exr shot.safetensors
   ffmpeg -i film.mp4 -f yuv4mpegpipe - | vvae encode - film.safetensors
   vvae encode clip.raw clip.safetensors --size 640x480 --set posterior=sample --set seed=7
 ";
@@ -58,7 +60,8 @@ impl Encode {
         let (mut clip, mut source) = files::open(input, video, reading)?;
         let weights = model.weights()?;
         let vae = model.open(&weights)?;
-        let range = range::read(&self.range, &vae, "encode", clip.frames)?;
+        let part = self.range.frames.as_deref().map(range::parse).transpose()?;
+        let range = part.map(|part| range::read(part, &vae, "encode", clip.frames)).transpose()?;
         if let Some(range) = &range {
             clip.expected = range.input_count.or(clip.expected.map(|frames| frames.saturating_sub(range.input_first)));
             source = range.of(source);

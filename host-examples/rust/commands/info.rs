@@ -1,17 +1,17 @@
 //! `vvae info`: what the library has, and what a checkpoint is.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
+use serde_json::{Value, json};
 
 use crate::api::*;
 use crate::files::safetensors::Header;
+use crate::json::JsonOptions;
 use crate::say::say;
 use crate::tensor::Dtype;
 use crate::vae::Vae;
-use crate::{Result, api, units};
+use crate::{Result, api, download, models, units};
 
 /// Devices, nodes and parameters; a checkpoint's sizes and checksum.
 ///
@@ -21,16 +21,40 @@ use crate::{Result, api, units};
 #[command(after_help = "Examples:\n  vvae info\n  vvae info ema_vae_fp16.safetensors\n")]
 pub struct Info {
     checkpoint: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonOptions,
 }
 
 impl Info {
     pub fn run(self) -> Result<()> {
-        if let Some(path) = &self.checkpoint {
-            return checkpoint(path);
-        }
-        say!("{}\n\nDevices", api::versions()?)?;
-        devices()?;
-        nodes()
+        let json = self.json.open()?;
+        let result = match &self.checkpoint {
+            Some(path) => checkpoint(&models::resolve(path)?)?,
+            None => {
+                say!("{}\n\nDevices", api::versions()?)?;
+                let (devices, (version, abi)) = (devices()?, api::version()?);
+                let library = api()?.path.display().to_string();
+                json!({
+                    "version": version, "abi": abi, "library": library, "devices": devices, "nodes": nodes()?,
+                })
+            }
+        };
+        json.write("info", vec![result])
+    }
+}
+
+/// The devices of this machine; the first is the one that `auto` means.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  vvae devices\n  vvae devices --json -\n")]
+pub struct Devices {
+    #[command(flatten)]
+    json: JsonOptions,
+}
+
+impl Devices {
+    pub fn run(self) -> Result<()> {
+        let json = self.json.open()?;
+        json.write("devices", devices()?)
     }
 }
 
@@ -61,8 +85,10 @@ pub fn device_name(option: &str) -> Result<String> {
     Ok(found.map_or_else(|| option.to_owned(), |device| fixed_text(&device.name)))
 }
 
-fn devices() -> Result<()> {
-    for device in list()? {
+/// Says what there is, and gives it for programs.
+fn devices() -> Result<Vec<Value>> {
+    let all = list()?;
+    for device in &all {
         let gpu = match device.device_type {
             VVAE_DEVICE_CUDA => format!(
                 ", compute capability {}.{}, {}",
@@ -80,15 +106,26 @@ fn devices() -> Result<()> {
             units::bytes(device.memory_total)
         )?;
     }
-    Ok(())
+    let result = |device: &vvae_device_desc| {
+        let is_gpu = device.device_type == VVAE_DEVICE_CUDA;
+        json!({
+            "id": fixed_text(&device.id), "name": fixed_text(&device.name), "type": if is_gpu { "cuda" } else { "cpu" },
+            "memory_total": device.memory_total, "memory_free": device.memory_free,
+            "compute_capability": is_gpu.then(|| format!("{}.{}", device.compute_major, device.compute_minor)),
+            "uuid": is_gpu.then(|| fixed_text(&device.uuid)),
+        })
+    };
+    Ok(all.iter().map(result).collect())
 }
 
-fn nodes() -> Result<()> {
-    let api = api()?;
+/// Says what there is, and gives it for programs.
+fn nodes() -> Result<Vec<Value>> {
+    let (api, mut all) = (api()?, Vec::new());
     // SAFETY: takes nothing.
     for node in 0..unsafe { (api.vvae_node_count)() } {
         // SAFETY: the struct is as long as it says.
         let info: vvae_node_desc = described(|out| unsafe { (api.vvae_node_info)(node, out) })?;
+        let (mut ports, mut parameters) = (Vec::new(), Vec::new());
         say!("\nNode {} ({})\n  {}\n  ports", text(info.id), text(info.label), text(info.help))?;
         // SAFETY: takes a number.
         for index in 0..unsafe { (api.vvae_port_count)(node) } {
@@ -102,6 +139,10 @@ fn nodes() -> Result<()> {
             let optional = if port.optional == 1 { ", optional" } else { "" };
             say!("    {:<20} {direction} ({}{optional}; {names})", text(port.name), text(port.kind))?;
             say!("    {:<20} {}", "", text(port.help))?;
+            ports.push(json!({
+                "name": text(port.name), "direction": direction, "kind": text(port.kind), "optional": port.optional == 1,
+                "dtypes": names.split(", ").collect::<Vec<_>>(), "help": text(port.help),
+            }));
         }
         say!("  parameters")?;
         // SAFETY: takes a number.
@@ -111,9 +152,16 @@ fn nodes() -> Result<()> {
             let (key, default) = (text(param.key), text(param.default_value));
             say!("    {key:<20} {default} ({})", accepted(api, node, index, &param))?;
             say!("    {:<20} {}", "", text(param.help))?;
+            parameters.push(json!({
+                "key": key, "default": default, "takes": accepted(api, node, index, &param), "help": text(param.help),
+            }));
         }
+        all.push(json!({
+            "id": text(info.id), "label": text(info.label), "help": text(info.help), "ports": ports,
+            "parameters": parameters,
+        }));
     }
-    Ok(())
+    Ok(all)
 }
 
 /// The words that a parameter takes.
@@ -164,7 +212,8 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
     words
 }
 
-fn checkpoint(path: &Path) -> Result<()> {
+/// Says what a checkpoint is, and gives it for programs.
+fn checkpoint(path: &Path) -> Result<Value> {
     let name = path.display();
     // The library first: it checks the file whole, and names the tensor where something is wrong.
     let vae = Vae::open(path, "auto")?;
@@ -174,21 +223,28 @@ fn checkpoint(path: &Path) -> Result<()> {
     for entry in header.tensors.values() {
         *dtypes.entry(&entry.dtype).or_default() += 1;
     }
-    let dtypes: Vec<_> = dtypes.iter().map(|(dtype, count)| format!("{dtype} ({count} tensors)")).collect();
-    let parameters = header.tensors.values().map(|entry| entry.elements()).sum();
-    let sum = sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
+    let words: Vec<_> = dtypes.iter().map(|(dtype, count)| format!("{dtype} ({count} tensors)")).collect();
+    let parameters: u64 = header.tensors.values().map(|entry| entry.elements()).sum();
+    let arithmetic = arithmetic(&vae)?;
+    let sum = download::sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
     say!("{name}")?;
     say!("  family          {}", described.family.name)?;
     say!("  sizes           {}", described.sizes)?;
     say!("  latent          {} channels", model.latent_channels)?;
     say!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale)?;
     say!("  time            1 latent frame for {} frames, after the first", model.time_scale)?;
-    say!("  arithmetic      {}", arithmetic(&vae)?)?;
+    say!("  arithmetic      {arithmetic}")?;
     say!("  tensors         {}", header.tensors.len())?;
     say!("  parameters      {}", units::grouped(parameters))?;
-    say!("  dtype           {}", dtypes.join(", "))?;
+    say!("  dtype           {}", words.join(", "))?;
     say!("  size            {} bytes", units::grouped(header.file_bytes))?;
-    say!("  sha-256         {sum}")
+    say!("  sha-256         {sum}")?;
+    Ok(json!({
+        "checkpoint": path.display().to_string(), "family": described.family.name, "sizes": described.sizes.to_string(),
+        "latent_channels": model.latent_channels, "spatial_scale": model.spatial_scale,
+        "time_scale": model.time_scale, "arithmetic": arithmetic, "tensors": header.tensors.len(),
+        "parameters": parameters, "dtypes": dtypes, "bytes": header.file_bytes, "sha256": sum,
+    }))
 }
 
 /// Device, instructions and precision of a handle as it is opened: the text of every plan says it.
@@ -196,15 +252,4 @@ fn arithmetic(vae: &Vae) -> Result<String> {
     let (_, text) = vae.plan("decode", [1, i64::from(vae.model.latent_channels), 1, 1, 1])?;
     let line = text.lines().find_map(|line| line.strip_prefix("arithmetic: "));
     Ok(line.unwrap_or("not known; put a newer library there").to_owned())
-}
-
-/// As 64 hexadecimal digits.
-fn sha256(path: &Path) -> std::io::Result<String> {
-    let (mut file, mut sum, mut piece) = (std::fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
-            count => sum.update(&piece[..count]),
-        }
-    }
 }

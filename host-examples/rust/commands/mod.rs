@@ -6,6 +6,7 @@ mod compare;
 mod decode;
 mod demo;
 mod encode;
+mod get;
 mod info;
 mod make_weights;
 mod plan;
@@ -21,7 +22,9 @@ use crate::{Result, files, units};
 #[command(rename_all = "kebab-case")]
 pub enum Command {
     Demo(demo::Demo),
+    Get(get::Get),
     Info(info::Info),
+    Devices(info::Devices),
     Plan(plan::Plan),
     Encode(encode::Encode),
     Decode(decode::Decode),
@@ -42,7 +45,9 @@ impl Command {
     pub fn run(self, completions: impl FnOnce(clap_complete::Shell) -> Result<()>) -> Result<()> {
         match self {
             Command::Demo(demo) => demo.run(),
+            Command::Get(get) => get.run(),
             Command::Info(info) => info.run(),
+            Command::Devices(devices) => devices.run(),
             Command::Plan(plan) => plan.run(),
             Command::Encode(encode) => encode.run(),
             Command::Decode(decode) => decode.run(),

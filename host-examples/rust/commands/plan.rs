@@ -1,13 +1,14 @@
 //! `vvae plan`: what a job would take, before anything runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ArgGroup;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use video_vae::internals::model::families::seedvr2::Sizes;
 
 use crate::draft::Draft;
+use crate::json::JsonOptions;
 use crate::options::ModelOptions;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind};
@@ -38,6 +39,8 @@ pub struct Plan {
     #[arg(long, value_name = "FILE.svg")]
     picture: Option<PathBuf>,
     #[command(flatten)]
+    json: JsonOptions,
+    #[command(flatten)]
     model: ModelOptions,
 }
 
@@ -47,7 +50,8 @@ fn size(text: &str) -> Result<[u64; 3]> {
 
 impl Plan {
     pub fn run(self) -> Result<()> {
-        let model = &self.model;
+        let (model, json) = (&self.model, self.json.open()?);
+        let picture = self.picture.as_deref().map(Draft::new).transpose()?;
         let (blank, path);
         match model.named_weights() {
             Some(named) => {
@@ -63,20 +67,56 @@ impl Plan {
         }
         let vae = model.open(&path)?;
         let jobs = [("encode", self.encode), ("decode", self.decode)];
-        let mut devices = Vec::new();
+        let (mut devices, mut results) = (Vec::new(), Vec::new());
         for (node, size) in jobs.into_iter().filter_map(|(node, size)| Some((node, size?))) {
             say!("\n{}", describe(&vae, node, size)?)?;
+            results.push(as_json(&vae, node, size, &path)?);
             if self.picture.is_some() {
-                let (kind, inputs) = input(&vae, node, size);
-                let frames = if whole::plan(&vae, node, kind, Some(inputs))?.whole { inputs } else { 0 };
-                devices
-                    .extend(vae.timeline(node, kind.shape(frames))?["devices"].as_array().cloned().unwrap_or_default());
+                devices.extend(timelines(&vae, node, size)?);
             }
         }
-        let Some(path) = &self.picture else { return Ok(()) };
-        Draft::new(path)?.write(&picture::plan(&json!({ "devices": devices }))?)?;
+        json.write("plan", results)?;
+        let (Some(draft), Some(path)) = (picture, &self.picture) else { return Ok(()) };
+        draft.write(&picture::plan(&json!({ "devices": devices }))?)?;
         say!("\n{}: the plan's picture, for a browser", path.display())
     }
+}
+
+/// The figures of a plan. A stream takes its memory and slices from the stream's plan, its time from the clip's.
+fn as_json(vae: &Vae, node: &str, size: [u64; 3], weights: &Path) -> Result<Value> {
+    let ((kind, inputs), [frames, height, width]) = (input(vae, node, size), size);
+    let planned = whole::plan(vae, node, kind, Some(inputs))?;
+    let (info, text) = vae.plan(node, kind.shape(if planned.whole { inputs } else { 0 }))?;
+    let seconds = vae.plan(node, kind.shape(inputs)).map_or(info.seconds, |(info, _)| info.seconds);
+    let devices: Vec<String> = vae.devices()?.iter().map(|device| super::info::fixed_text(&device.id)).collect();
+    Ok(json!({
+        "node": node, "checkpoint": weights.display().to_string(), "devices": devices, "frames": frames,
+        "height": height, "width": width, "whole": planned.whole, "exact": info.exact == 1,
+        "device_bytes": info.device_bytes, "host_bytes": info.host_bytes, "weight_bytes": info.weight_bytes,
+        "workspace_bytes": info.workspace_bytes, "offloaded_frame_bytes": info.offloaded_frame_bytes,
+        "offloaded_weight_bytes": info.offloaded_weight_bytes, "moved_bytes_per_frame": info.moved_bytes_per_frame,
+        "slice_frames": info.slice_frames, "chunk_frames": &info.chunk_frames[..info.chunk_count.clamp(0, 8) as usize],
+        "tiles": [info.tile_rows, info.tile_columns], "seconds": seconds, "text": text,
+    }))
+}
+
+/// What lies in each device's memory over time. That of a stream is told with the length and time of the clip.
+fn timelines(vae: &Vae, node: &str, size: [u64; 3]) -> Result<Vec<Value>> {
+    let (kind, inputs) = input(vae, node, size);
+    if whole::plan(vae, node, kind, Some(inputs))?.whole {
+        return Ok(vae.timeline(node, kind.shape(inputs))?["devices"].as_array().cloned().unwrap_or_default());
+    }
+    let mut devices = vae.timeline(node, kind.shape(0))?["devices"].as_array().cloned().unwrap_or_default();
+    let seconds = vae.plan(node, kind.shape(inputs)).map(|(info, _)| info.seconds);
+    for device in &mut devices {
+        let video = if node == "encode" { "input" } else { "output" };
+        device[video][2] = json!(size[0]);
+        device["stream"] = json!(true);
+        if let Ok(seconds) = &seconds {
+            device["seconds"] = json!(seconds);
+        }
+    }
+    Ok(devices)
 }
 
 /// What goes into a node for a video of this size, and how many frames of it.
@@ -94,10 +134,12 @@ pub fn describe(vae: &Vae, node: &str, size: [u64; 3]) -> Result<String> {
     let planned = whole::plan(vae, node, kind, Some(inputs))?;
     let manner = if planned.whole { "as a whole" } else { "as a stream, at constant memory" };
     let frames = units::counted(frames, "frame");
-    let mut text = format!("{node} {frames} of {width}x{height}, {manner}\n{}", planned.text.trim_end());
+    let devices: Vec<String> = vae.devices()?.iter().map(|device| super::info::fixed_text(&device.id)).collect();
+    let mut text =
+        format!("{node} {frames} of {width}x{height} on {}, {manner}\n{}", devices.join(", "), planned.text.trim_end());
     // The plan of a stream knows no length, and so no time.
     if let (false, Ok((info, _))) = (planned.whole, vae.plan(node, kind.shape(inputs))) {
-        text += &format!("\ntime: about {:.1} s for {frames}", info.seconds);
+        text += &format!("\ntime: about {} for {frames}", units::seconds(info.seconds));
     }
     Ok(text)
 }

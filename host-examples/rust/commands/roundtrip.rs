@@ -5,18 +5,20 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::draft::Draft;
-use crate::files::{self, InputOptions, VideoOptions};
+use crate::files::{self, InputOptions, Part, VideoOptions};
 use crate::options::ModelOptions;
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::{Stream, Vae, is_untiled};
-use crate::{Result, units, whole};
+use crate::{Result, range, units, whole};
 
 const EXAMPLES: &str = "Examples:
   vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4
   vvae roundtrip photo.png photo-back.png --report photo.html
+  vvae roundtrip film.mp4 trial.mp4 --frames 10
+  vvae roundtrip film.mp4 shot.mov -ss 1:30 -t 5 --codec prores
   vvae roundtrip hdr.mp4 back.mp4 --codec hevc --quality 20
   vvae roundtrip clip.y4m back.y4m --limit 6GiB --device cuda:0
 ";
@@ -34,6 +36,9 @@ pub struct Roundtrip {
     input: PathBuf,
     #[arg(value_name = "OUT")]
     output: PathBuf,
+    /// Only the first N frames of the clip, or these, counted from 0, without END, as a clip of its own.
+    #[arg(long, value_name = "N or FIRST:END", value_parser = range::parse, conflicts_with_all = ["ss", "t"])]
+    frames: Option<(u64, Option<u64>)>,
     /// Write a page for a browser that compares both: a slider, the difference, PSNR per frame, pictures of the plans.
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
@@ -47,13 +52,16 @@ pub struct Roundtrip {
 
 impl Roundtrip {
     pub fn run(self) -> Result<()> {
-        let Roundtrip { input, output, report: page, model, reading, video } = &self;
-        let (clip, source) = files::open(input, video, reading)?;
+        let Roundtrip { input, output, frames, report: page, model, reading, video } = &self;
+        let (mut clip, mut source) = files::open(input, video, reading)?;
+        if let Some((first, count)) = *frames {
+            (clip, source) = files::cut(clip, source, Part::Frames { first, count });
+        }
         let vae = model.open(&model.weights()?)?;
         let (kind, sink) = files::create(output, &clip, video)?;
         let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
         let page = page.as_deref().map(Draft::new).transpose()?;
-        let report = Arc::new(Mutex::new(Report::new(format!("{} and back", input.display()))));
+        let report = Arc::new(Mutex::new(Report::new(format!("{} and back", input.display()), clip.first)));
         let (source, sink) = match &page {
             Some(_) => report::watch((clip.kind, source), (kind, sink), &report),
             None => (source, sink),
@@ -84,7 +92,7 @@ impl Roundtrip {
         super::report(output, &what, frames, seconds, &vae)?;
         super::tell(files::notes(output, &clip, video));
         let Some(page) = page else { return Ok(()) };
-        let mut report = std::mem::replace(&mut *report::locked(&report), Report::new(String::new()));
+        let mut report = std::mem::replace(&mut *report::locked(&report), Report::new(String::new(), 0));
         report.figure("clip", what);
         report.figure("time", format_args!("{seconds:.1} s, {:.1} frames/s", frames as f64 / seconds));
         report.figure("memory", format_args!("{} at most", units::bytes(vae.memory()?.peak)));

@@ -16,8 +16,14 @@ pub enum Codec {
     Av1,
     /// Lossless, for .mkv.
     Ffv1,
+    /// 10 bits, for .mov.
+    Prores,
     #[value(skip)]
     Jpeg,
+    #[value(skip)]
+    Gif,
+    #[value(skip)]
+    Webp,
 }
 
 pub struct Choice {
@@ -43,7 +49,7 @@ pub struct Container {
 
 /// Matroska takes everything. MP4 has FLAC too, but ffmpeg calls that an experiment and refuses.
 const MKV: &str = "mkv";
-const CONTAINERS: [Container; 6] = [
+const CONTAINERS: [Container; 8] = [
     Container {
         name: "mp4",
         codecs: [Codec::H264, Codec::Hevc],
@@ -58,7 +64,7 @@ const CONTAINERS: [Container; 6] = [
         other_sound: "aac",
         subtitles: Some("mov_text"),
     },
-    Container { name: MKV, codecs: [Codec::Ffv1; 2], sound: &[], other_sound: "copy", subtitles: Some("subrip") },
+    Container { name: MKV, codecs: [Codec::Hevc; 2], sound: &[], other_sound: "copy", subtitles: Some("subrip") },
     Container {
         name: "webm",
         codecs: [Codec::Vp9; 2],
@@ -68,6 +74,8 @@ const CONTAINERS: [Container; 6] = [
     },
     Container { name: "jpg", codecs: [Codec::Jpeg; 2], sound: &[], other_sound: "", subtitles: None },
     Container { name: "jpeg", codecs: [Codec::Jpeg; 2], sound: &[], other_sound: "", subtitles: None },
+    Container { name: "gif", codecs: [Codec::Gif; 2], sound: &[], other_sound: "", subtitles: None },
+    Container { name: "webp", codecs: [Codec::Webp; 2], sound: &[], other_sound: "", subtitles: None },
 ];
 
 impl Container {
@@ -77,6 +85,11 @@ impl Container {
 
     pub fn is_picture(&self) -> bool {
         self.codecs[0] == Codec::Jpeg
+    }
+
+    /// Whether it holds pictures alone.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.codecs[0], Codec::Jpeg | Codec::Gif | Codec::Webp)
     }
 
     /// How ffmpeg writes sound of a codec.
@@ -101,19 +114,28 @@ pub fn choose(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<Choice
     let container = Container::known(&extension(path)).ok_or("no such container")?;
     let [usual, deep] = container.codecs;
     let wanted = options.bits.unwrap_or(clip.bits);
-    let codec = options.codec.unwrap_or(if wanted > 8 { deep } else { usual });
+    let codec = match options.codec {
+        None if options.lossless && container.name == MKV => Codec::Ffv1,
+        chosen => chosen.unwrap_or(if wanted > 8 { deep } else { usual }),
+    };
     let refuse = |why: &str| Err(format!("{}: {why}", path.display()));
     match (container.name, codec) {
         ("jpg" | "jpeg", _) if clip.frames.is_some_and(|frames| frames > 1) => return refuse(ONE_PICTURE),
-        ("jpg" | "jpeg", Codec::H264 | Codec::Hevc | Codec::Vp9 | Codec::Av1 | Codec::Ffv1) => {
-            return refuse("a .jpg has no codec to choose; leave --codec out");
+        ("jpg" | "jpeg" | "gif" | "webp", _) if options.codec.is_some() => {
+            return refuse("it has no codec to choose; leave --codec out");
         }
-        ("webm", Codec::H264 | Codec::Hevc | Codec::Ffv1) => return refuse("a .webm holds --codec vp9 or av1"),
+        ("webm", Codec::H264 | Codec::Hevc | Codec::Ffv1 | Codec::Prores) => {
+            return refuse("a .webm holds --codec vp9 or av1");
+        }
         ("mp4" | "mov", Codec::Ffv1) => return refuse("--codec ffv1 goes into .mkv"),
+        ("mp4", Codec::Prores) => return refuse("--codec prores goes into .mov or .mkv"),
+        (_, Codec::Prores | Codec::Gif | Codec::Ffv1) if options.quality.is_some() => {
+            return refuse("this codec has no quality to choose; leave --quality out");
+        }
         _ => {}
     }
     let bits = depth(codec, wanted, options.bits)?;
-    let mut arguments = encoder(codec, clip, options.quality);
+    let mut arguments = encoder(codec, clip, options);
     if codec == Codec::Hevc && container.name != MKV {
         arguments.extend(["-tag:v", "hvc1"].map(str::to_owned));
     }
@@ -121,20 +143,26 @@ pub fn choose(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<Choice
     if matches!(codec, Codec::H264 | Codec::Hevc) && clip.times.as_ref().is_some_and(Times::are_uneven) {
         arguments.extend(["-bf", "0"].map(str::to_owned));
     }
-    arguments.extend(samples(codec, bits, clip));
+    arguments.extend(samples(codec, bits, clip, options.lossless));
     Ok(Choice { container, arguments, bits })
 }
 
 /// The codec's name and settings.
-fn encoder(codec: Codec, clip: &Clip, quality: Option<u32>) -> Vec<String> {
-    let quality = |usual: u32| quality.unwrap_or(usual).to_string();
+fn encoder(codec: Codec, clip: &Clip, options: &VideoOptions) -> Vec<String> {
+    let quality = |usual: u32| options.quality.unwrap_or(usual).to_string();
+    let of_webp = (100 - options.quality.unwrap_or(10)).to_string();
     let words: &[&str] = match codec {
         Codec::H264 => &["libx264", "-crf", &quality(16)],
         Codec::Hevc => &["libx265", "-crf", &quality(16), "-x265-params", &x265(clip)],
         Codec::Vp9 => &["libvpx-vp9", "-crf", &quality(20), "-b:v", "0", "-row-mt", "1"],
         Codec::Av1 => &["libaom-av1", "-crf", &quality(20), "-b:v", "0", "-cpu-used", "6", "-row-mt", "1"],
         Codec::Ffv1 => &["ffv1", "-level", "3"],
+        Codec::Prores if chroma(codec, clip) == "444" => &["prores_ks", "-profile:v", "4444", "-vendor", "apl0"],
+        Codec::Prores => &["prores_ks", "-profile:v", "hq", "-vendor", "apl0"],
         Codec::Jpeg => &["mjpeg", "-q:v", &quality(2), "-f", "image2pipe"],
+        Codec::Gif => &["gif", "-loop", "0"],
+        Codec::Webp if options.lossless => &["libwebp_anim", "-lossless", "1", "-loop", "0"],
+        Codec::Webp => &["libwebp_anim", "-quality", &of_webp, "-loop", "0"],
     };
     ["-c:v"].iter().chain(words).map(|word| (*word).to_owned()).collect()
 }
@@ -157,17 +185,41 @@ fn depth(codec: Codec, wanted: u32, asked: Option<u32>) -> Result<u32> {
         Codec::H264 | Codec::Av1 => &[8, 10],
         Codec::Hevc | Codec::Vp9 => &[8, 10, 12],
         Codec::Ffv1 => &[8, 10, 12, 16],
-        Codec::Jpeg => &[8],
+        Codec::Prores => &[10],
+        Codec::Jpeg | Codec::Gif | Codec::Webp => &[8],
     };
     let found = has.iter().copied().find(|bits| *bits >= wanted).unwrap_or(has[has.len() - 1]);
     match asked {
-        Some(bits) if bits != found => Err(format!("--bits {bits}: this codec has {found} bits at most; see --codec")),
+        Some(bits) if bits != found => Err(format!("--bits {bits}: this codec has {found} bits; see --codec")),
         _ => Ok(found),
     }
 }
 
+/// What becomes of colour in the file: as in the source, where the codec and the size allow it.
+fn chroma(codec: Codec, clip: &Clip) -> &'static str {
+    // Halved chroma needs even sizes.
+    let even = |size: usize| size.is_multiple_of(2);
+    let (wide, high) = (even(clip.kind.width), even(clip.kind.height));
+    match clip.tags.chroma.as_str() {
+        "444" => "444",
+        _ if codec == Codec::Prores => {
+            if wide {
+                "422"
+            } else {
+                "444"
+            }
+        }
+        "422" if wide => "422",
+        _ if wide && high => "420",
+        _ => "444",
+    }
+}
+
+/// One palette for each frame, so that memory does not grow with the clip.
+const PALETTES: &str = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1";
+
 /// From RGB of full range to the pixel format of the file, and its tags.
-fn samples(codec: Codec, bits: u32, clip: &Clip) -> Vec<String> {
+fn samples(codec: Codec, bits: u32, clip: &Clip, lossless: bool) -> Vec<String> {
     let suffix = if bits > 8 { format!("{bits}le") } else { String::new() };
     let known = |tag: &str, usual: &str| if tag.is_empty() { usual.to_owned() } else { tag.to_owned() };
     let mut words = vec!["-color_primaries".to_owned(), known(&clip.tags.primaries, "bt709")];
@@ -178,14 +230,13 @@ fn samples(codec: Codec, bits: u32, clip: &Clip) -> Vec<String> {
         let format = if bits > 8 { format!("gbrp{suffix}") } else { "bgr0".into() };
         return [words, vec!["-vf".to_owned(), format!("format={format}{aspect}")]].concat();
     }
-    // Halved chroma needs even sizes.
-    let even = |size: usize| size.is_multiple_of(2);
-    let chroma = match clip.tags.chroma.as_str() {
-        "444" => "444",
-        "422" if even(clip.kind.width) => "422",
-        _ if even(clip.kind.width) && even(clip.kind.height) => "420",
-        _ => "444",
-    };
+    match codec {
+        Codec::Gif => return vec!["-vf".to_owned(), PALETTES.to_owned()],
+        Codec::Webp if lossless => return vec!["-vf".to_owned(), "format=bgra".to_owned()],
+        Codec::Webp => return vec!["-vf".to_owned(), "scale=out_color_matrix=bt601,format=yuv420p".to_owned()],
+        _ => {}
+    }
+    let chroma = chroma(codec, clip);
     let (matrix, space) = match clip.tags.matrix() {
         // What readers of JPEG assume.
         _ if codec == Codec::Jpeg => ("bt601", "smpte170m".to_owned()),

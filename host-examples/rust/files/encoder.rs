@@ -84,6 +84,9 @@ impl Encoder {
     /// ffmpeg may end in good order although the disk was full. What counts is what lies there.
     fn check(&self) -> Result<()> {
         let path = self.draft.target();
+        if super::extension(path) == "webp" {
+            return check_webp(&self.draft.path, path);
+        }
         let words = ["-select_streams", "v:0", "-count_packets", "-show_entries", "stream=nb_read_packets"];
         let output = program::ask(&self.draft.path, &[&words[..], &["-of", "csv=p=0"]].concat())?;
         let told = String::from_utf8_lossy(&output.stdout);
@@ -98,6 +101,16 @@ impl Encoder {
     }
 }
 
+/// ffprobe reads no animated WebP. Its header tells how long the file is.
+fn check_webp(draft: &Path, path: &Path) -> Result<()> {
+    let bytes = std::fs::read(draft).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
+    let told = bytes.get(4..8).map_or(0, |size| u32::from_le_bytes([size[0], size[1], size[2], size[3]]) as usize);
+    if bytes.starts_with(b"RIFF") && told + 8 == bytes.len() {
+        return Ok(());
+    }
+    Err(format!("{} is not whole; make room on the disk, or try another format", path.display()))
+}
+
 /// As ffmpeg's arguments have it.
 fn seconds(microseconds: i64) -> String {
     format!("{:.6}", microseconds as f64 / 1e6)
@@ -105,14 +118,25 @@ fn seconds(microseconds: i64) -> String {
 
 /// Adds the streams of the output, and the file that some of them come from.
 fn extras(command: &mut Command, clip: &Clip, choice: &codec::Choice) {
-    if choice.container.is_picture() {
+    if choice.container.is_silent() {
         return;
     }
     match clip.origin.as_ref().filter(|_| clip.extras.are_any()) {
         Some(origin) => {
             let kept = clip.extras.kept(choice.container);
-            command.args(["-itsoffset", &seconds(kept.lead), "-i"]).arg(as_file(&origin.path));
+            command.args(["-itsoffset", &seconds(kept.lead)]);
+            if let Some((from, length)) = origin.part {
+                command.args(["-ss", &format!("{from:.6}")]);
+                if let Some(length) = length {
+                    command.args(["-t", &format!("{length:.6}")]);
+                }
+            }
+            command.arg("-i").arg(as_file(&origin.path));
             command.args(["-map", "0:v:0"]).args(kept.arguments);
+            if origin.part.is_some() {
+                // Packets that are copied come from a keyframe before the part on.
+                command.args(["-copypriorss", "0"]);
+            }
         }
         None if !clip.extras.title.is_empty() => {
             command.args(["-metadata", &format!("title={}", clip.extras.title)]);

@@ -69,7 +69,7 @@ pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result
         bits: found.bits,
         tags,
         times: (!found.still).then(|| reader.times.clone()),
-        origin: Some(Origin { path: path.to_owned(), keep_damaged: input.keep_damaged }),
+        origin: Some(Origin { path: path.to_owned(), keep_damaged: input.keep_damaged, part: None }),
         extras: found.extras,
         ..Clip::new(kind, rate)
     };

@@ -98,9 +98,9 @@ impl Index {
         rates.iter().find(fits).map(|rate| (*rate, first))
     }
 
-    /// The number of the frame that is shown at this time, counted from 1.
+    /// The number of the frame that is shown at this time, counted from 0 as --frames does.
     pub fn number(&self, time: i64) -> usize {
-        self.times.partition_point(|known| *known < time) + 1
+        self.times.partition_point(|known| *known < time)
     }
 
     /// The frame at which ffmpeg first complains, by its number and its seconds.
@@ -111,7 +111,7 @@ impl Index {
         command.args(["-map", &format!("0:{}", found.index), "-f", "null", "-"]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut process = Process::unheard(child.ok()?);
-        let (mut time, mut packets) = (None, 0);
+        let (mut time, mut packets) = (None, 0usize);
         for line in BufReader::new(process.stderr()?).split(b'\n').map_while(std::io::Result::ok) {
             let line = String::from_utf8_lossy(&line);
             if line.contains("demuxer -> ") && line.contains("type:video") {
@@ -124,7 +124,7 @@ impl Index {
                 break;
             }
         }
-        let number = |time: i64| if self.times.is_empty() { packets } else { self.number(time) };
+        let number = |time: i64| if self.times.is_empty() { packets - 1 } else { self.number(time) };
         time.map(|time| (number(time), time as f64 / found.ticks.per_second()))
     }
 }

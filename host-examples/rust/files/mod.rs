@@ -3,6 +3,7 @@
 mod codec;
 pub mod colour;
 mod constant;
+mod cut;
 mod damage;
 mod encoder;
 mod extras;
@@ -10,12 +11,14 @@ mod ffmpeg;
 mod hdr;
 mod index;
 mod matroska;
+mod openexr;
 mod options;
 mod pngs;
 mod probe;
 mod program;
 mod raw;
 pub mod safetensors;
+mod sequence;
 mod stdio;
 pub mod tags;
 pub mod tensors;
@@ -24,6 +27,7 @@ mod y4m;
 
 pub use codec::Codec;
 pub use colour::Matrix;
+pub use cut::{Part, TimeOptions, cut};
 pub use options::{InputOptions, VideoOptions};
 pub use pngs::{encode_rgb, write_animation};
 pub use stdio::is_stdio;
@@ -64,6 +68,8 @@ pub struct Clip {
     pub extras: Extras,
     /// The file that has these.
     pub origin: Option<Origin>,
+    /// Frames of the source before the first of this clip, as far as that is known before they are read.
+    pub first: u64,
 }
 
 /// A video file.
@@ -72,6 +78,8 @@ pub struct Origin {
     path: PathBuf,
     /// The user wants what can be read of it.
     keep_damaged: bool,
+    /// Where the clip begins in it, and how long it is, in seconds; without it: all.
+    part: Option<(f64, Option<f64>)>,
 }
 
 impl Clip {
@@ -90,6 +98,7 @@ impl Clip {
             changes: Arc::default(),
             extras: Extras::default(),
             origin: None,
+            first: 0,
         }
     }
 
@@ -126,9 +135,11 @@ pub const INPUTS: &str = "\
 Inputs, by name:
   clip.y4m            YUV4MPEG: 420, 422, 444 in 8 bits, 420p10, 422p10, 444p10; limited range unless it says full
   frame.png, folder/  one PNG, or all PNGs of a folder in the order of their names; 8 or 16 bits, alpha dropped
+  f%04d.png           the pictures of these numbers; .png, .exr, or what ffmpeg reads
+  frame.exr, folder/  OpenEXR: floats as they are, 1 is white, not clamped; linear light is not converted
   clip.raw, clip.rgb  interleaved RGB of 8 bits a channel, with --size WxH
   video.safetensors   the tensor `video` [1, 3, T, H, W] of floats, as reference implementations write it
-  -                   standard input: y4m, or raw with --size
+  -                   standard input: y4m, raw with --size, or any container (kept in the temporary folder meanwhile)
   anything else       through the programs ffprobe and ffmpeg; with all bits, colour tags, times of frames, sound,
                       subtitles, title and chapters. Damage is an error; --keep-damaged reads what can be read
 ";
@@ -139,32 +150,97 @@ Outputs, by name:
   clip.raw, clip.rgb  interleaved RGB, 8 or 16 bits a channel
   video.safetensors   the tensor `video` [1, 3, T, H, W] in f32: every digit
   -                   standard output: y4m, or what --format says
-  clip.mkv            through ffmpeg, lossless (ffv1)
-  clip.mp4, clip.mov  through ffmpeg, H.264; HEVC for more than 8 bits
-  clip.webm           through ffmpeg, VP9
+  f%04d.png, f%04d.exr  pictures beside what is there, numbered from 1
+  frame.exr           OpenEXR, 32-bit floats, not clamped
+  clip.mkv            through ffmpeg, HEVC with --quality 16; with --lossless ffv1
+  clip.mp4, clip.mov  through ffmpeg, H.264 with --quality 16; HEVC for more than 8 bits; ProRes with --codec prores
+  clip.webm           through ffmpeg, VP9 with --quality 20
+  clip.gif, clip.webp  through ffmpeg, animated; .webp lossless with --lossless
   frame.jpg           through ffmpeg
 Times of frames are those of the input, but in y4m, which knows one rate; a line says what an output does not hold.
 Depth is that of the input; --bits chooses. An output that exists is replaced with -y only, once the new one is whole.
 What is no regular file is never replaced; a folder must be new or empty.
 ";
 
+/// A clip, or the part of it that -ss and -t name.
 pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+    let (clip, source) = open_whole(path, options, input)?;
+    Ok(match input.times.part() {
+        Some(part) => cut(clip, source, part),
+        None => (clip, source),
+    })
+}
+
+fn open_whole(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     if stdio::is_stdio(path) {
-        return if input.size.is_some() { raw::open(path, options, input) } else { y4m::open(path, options, input) };
+        return match input.size {
+            Some(_) => raw::open(path, options, input),
+            None if stdio::begins_with(y4m::MAGIC.as_bytes()) => y4m::open(path, options, input),
+            None => open_spooled(options, input),
+        };
     }
     if path.is_dir() {
-        return pngs::open_folder(path, options, input);
+        return open_pictures(pictures(path)?, options, input);
     }
     if !path.exists() {
-        return Err(format!("{} does not exist; name a video file or a folder of PNGs", path.display()));
+        let pattern = sequence::Pattern::parse(path).ok_or_else(|| {
+            format!("{} does not exist; name a video file, a folder of pictures or f%04d.png", path.display())
+        })?;
+        let files = pattern.files()?;
+        return match extension(path).as_str() {
+            "png" | "exr" => open_pictures(files, options, input),
+            _ => through_ffmpeg(path, options, input),
+        };
     }
     draft::protect(path);
     match extension(path).as_str() {
         "y4m" => y4m::open(path, options, input),
-        "png" => pngs::open_one(path, options),
+        "png" => pngs::open(vec![path.to_owned()], options, false),
+        "exr" => openexr::open(vec![path.to_owned()], options),
         "raw" | "rgb" => raw::open(path, options, input),
         "safetensors" => tensors::open_video(path, options),
-        _ => ffmpeg::open(path, options, input).map(|(clip, source)| constant::at_rate(clip, source, options.rate)),
+        _ => through_ffmpeg(path, options, input),
+    }
+}
+
+fn through_ffmpeg(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+    ffmpeg::open(path, options, input).map(|(clip, source)| constant::at_rate(clip, source, options.rate))
+}
+
+/// All PNGs of a folder in the order of their names; where there are none, all OpenEXR files.
+fn pictures(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).map_err(|why| format!("{} cannot be read: {why}", folder.display()))?;
+    let mut all: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    all.sort();
+    let of = |kind: &str| all.iter().filter(|path| extension(path) == kind).cloned().collect::<Vec<_>>();
+    let files = ["png", "exr"].map(of).into_iter().find(|files| !files.is_empty());
+    files.ok_or_else(|| format!("{} has no .png or .exr files in it; name a folder of frames", folder.display()))
+}
+
+fn open_pictures(files: Vec<PathBuf>, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+    match extension(&files[0]).as_str() {
+        "exr" => openexr::open(files, options),
+        _ => pngs::open(files, options, input.keep_damaged),
+    }
+}
+
+/// Standard input as a file, which containers need: they are not read from front to back.
+fn open_spooled(options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+    let draft = stdio::spooled()?;
+    let (clip, source) = through_ffmpeg(&draft.path, options, input)
+        .map_err(|why| why.replace(&draft.path.display().to_string(), "standard input"))?;
+    Ok((clip, Box::new(Spooled { source, _draft: draft })))
+}
+
+/// Keeps the file for as long as it is read.
+struct Spooled {
+    source: Box<dyn Source>,
+    _draft: draft::Draft,
+}
+
+impl Source for Spooled {
+    fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
+        self.source.read(frame)
     }
 }
 
@@ -186,13 +262,27 @@ fn format(path: &Path, options: &VideoOptions) -> String {
 
 const FOLDER: &str = "folder";
 
+/// Whether an output of this format can hold every bit of its depth.
+fn is_lossless(format: &str) -> bool {
+    [FOLDER, "png", "exr", "raw", "safetensors", "mkv", "webp"].contains(&format)
+}
+
 /// A place for a clip like `clip`, and the kind of frames it wants.
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
     let (width, height) = (clip.kind.width, clip.kind.height);
     let deep = options.bits.unwrap_or(clip.bits) > 8;
     let rgb = FrameKind::pixels(if deep { Dtype::U16 } else { Dtype::U8 }, width, height);
+    let floats = FrameKind::pixels(Dtype::F32, width, height);
+    if options.lossless && !is_lossless(&format(path, options)) {
+        return Err(format!("{}: --lossless is for .mkv, .webp, PNGs, .exr, .raw and .safetensors", path.display()));
+    }
+    if let Some(pattern) = sequence::Pattern::parse(path) {
+        let kind = if extension(path) == "exr" { floats } else { rgb };
+        return Ok((kind, Box::new(sequence::Sequence::pattern(pattern, kind, &clip.tags)?)));
+    }
     let sink: Box<dyn Sink> = match format(path, options).as_str() {
-        FOLDER => Box::new(pngs::Folder::create(path, rgb, &clip.tags)?),
+        FOLDER => Box::new(sequence::Sequence::folder(path, rgb, &clip.tags)?),
+        "exr" => return Ok((floats, Box::new(openexr::One::create(path, floats, clip)?))),
         "y4m" => return y4m::create(path, clip, options),
         "png" => Box::new(pngs::One::create(path, rgb, clip)?),
         "raw" => Box::new(raw::Raw::create(path)?),
@@ -206,8 +296,8 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
         }
         other => {
             return Err(format!(
-                "{}: cannot write .{other}; use .y4m, .png, a folder, .raw, .safetensors, .mkv, .mp4, .mov, .webm or \
-                 .jpg",
+                "{}: cannot write .{other}; use .y4m, .png, .exr, a folder, f%04d.png, .raw, .safetensors, .mkv, .mp4, \
+                 .mov, .webm, .gif, .webp or .jpg",
                 path.display()
             ));
         }
@@ -226,11 +316,13 @@ pub fn notes(path: &Path, clip: &Clip, options: &VideoOptions) -> Vec<String> {
     let of_video = match format.as_str() {
         "y4m" => vec![tags.unusual(), hdr, start],
         "png" | FOLDER => vec![tags.unusual(), hdr, every],
+        "exr" => vec![aspect, tags.unusual(), hdr, every],
+        "gif" | "webp" => vec![aspect, tags.unusual(), hdr],
         "raw" | "safetensors" => vec![aspect, tags.unusual(), hdr, every],
         "jpg" | "jpeg" => vec![tags.unusual(), hdr],
         _ => vec![],
     };
-    let container = Container::known(&format).filter(|container| !container.is_picture());
+    let container = Container::known(&format).filter(|container| !container.is_silent());
     let kept = container.map(|container| clip.extras.kept(container)).unwrap_or_default();
     let mut lost = if container.is_some() { kept.lost } else { clip.extras.all() };
     lost.extend(of_video.into_iter().flatten());

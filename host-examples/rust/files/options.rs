@@ -1,6 +1,6 @@
 //! How clips are read and written, as far as the user says.
 
-use super::{Codec, Matrix, PipeFormat};
+use super::{Codec, Matrix, PipeFormat, TimeOptions};
 use crate::Result;
 use crate::units::{self, Rate};
 
@@ -13,6 +13,8 @@ pub struct InputOptions {
     /// Read what can be read of a damaged video, y4m or folder of PNGs, with a warning. Without it damage is an error.
     #[arg(long)]
     pub keep_damaged: bool,
+    #[command(flatten)]
+    pub times: TimeOptions,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -26,10 +28,13 @@ pub struct VideoOptions {
     /// have 8 or 16, y4m 8 or 10.
     #[arg(long, value_name = "N", value_parser = bits)]
     pub bits: Option<u32>,
-    /// Codec of .mp4, .mov, .mkv and .webm; default: by the name and the depth.
+    /// Codec of .mp4, .mov, .mkv and .webm; default: by the name and the depth. ProRes (422 HQ, or 4444) is for .mov.
     #[arg(long)]
     pub codec: Option<Codec>,
-    /// Of the codec, as its -crf (for .jpg -q:v): less is better.
+    /// Nothing is lost: ffv1 in .mkv, and lossless .webp. PNG, .exr, raw and .safetensors files lose nothing anyway.
+    #[arg(long, conflicts_with_all = ["codec", "quality"])]
+    pub lossless: bool,
+    /// Of the codec, as its -crf (for .jpg -q:v, for .webp 100 less its -quality): less is better.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=63))]
     pub quality: Option<u32>,
     /// Format of the output `-`; default: y4m.

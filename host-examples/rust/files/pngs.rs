@@ -1,11 +1,10 @@
-//! PNGs: one picture, a folder of them, and the animated kind.
+//! PNGs: pictures, and the animated kind.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::tags::Tags;
-use super::{Clip, InputOptions, ONE_PICTURE, Sink, Source, VideoOptions, extension};
+use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -17,21 +16,8 @@ struct Reader {
     keep_damaged: bool,
 }
 
-pub fn open_one(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
-    open(vec![path.to_owned()], options, false)
-}
-
-pub fn open_folder(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
-    let entries = std::fs::read_dir(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
-    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|p| extension(p) == "png").collect();
-    if files.is_empty() {
-        return Err(format!("{} has no .png files in it; name a folder of frames", path.display()));
-    }
-    files.sort();
-    open(files, options, input.keep_damaged)
-}
-
-fn open(files: Vec<PathBuf>, options: &VideoOptions, keep_damaged: bool) -> Result<(Clip, Box<dyn Source>)> {
+/// At least one file.
+pub fn open(files: Vec<PathBuf>, options: &VideoOptions, keep_damaged: bool) -> Result<(Clip, Box<dyn Source>)> {
     files.iter().for_each(|path| draft::protect(path));
     let info = decoder(&files[0])?;
     let (width, height) = info.info().size();
@@ -111,7 +97,7 @@ pub fn encode_rgb(file: impl Write, kind: FrameKind, pixels: &[u8]) -> Result<()
 }
 
 /// `ratio`: width to height of a pixel that is not square.
-fn encode(file: impl Write, kind: FrameKind, pixels: &[u8], ratio: Option<(u32, u32)>) -> Result<()> {
+pub fn encode(file: impl Write, kind: FrameKind, pixels: &[u8], ratio: Option<(u32, u32)>) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| format!("the picture cannot be written: {why}; make room");
     let mut encoder = png::Encoder::new(BufWriter::new(file), kind.width as u32, kind.height as u32);
     encoder.set_color(png::ColorType::Rgb);
@@ -170,40 +156,6 @@ impl Sink for One {
             return Err(format!("a .png file: {ONE_PICTURE}"));
         }
         encode(self.draft.create()?, self.kind, frame, self.ratio)
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.draft.finish()
-    }
-}
-
-pub struct Folder {
-    draft: Draft,
-    kind: FrameKind,
-    ratio: Option<(u32, u32)>,
-    count: u64,
-}
-
-impl Folder {
-    pub fn create(path: &Path, kind: FrameKind, tags: &Tags) -> Result<Folder> {
-        // Without a slash at its end, as it would be part of the temporary name.
-        let path: PathBuf = path.components().collect();
-        if std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
-            return Err(format!("the folder {} is not empty; name a new one", path.display()));
-        }
-        Ok(Folder { draft: Draft::folder(&path)?, kind, ratio: tags.ratio(), count: 0 })
-    }
-}
-
-impl Sink for Folder {
-    fn write(&mut self, frame: &[u8]) -> Result<()> {
-        self.count += 1;
-        let path = self.draft.path.join(format!("frame-{:06}.png", self.count));
-        let failed = |why| format!("{} cannot be written: {why}; make room", path.display());
-        let file = File::create_new(&path).map_err(failed)?;
-        encode(&file, self.kind, frame, self.ratio)?;
-        // The folder gets its name when all of it lies on the disk.
-        file.sync_all().map_err(failed)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::extras::{Extras, Stream};
 use super::hdr;
 use super::program;
+use super::sequence::Pattern;
 use super::tags::{Tags, bits_of, chroma_of, has_alpha};
 use super::times::rescaled;
 use crate::Result;
@@ -65,6 +66,7 @@ pub fn probe(path: &Path) -> Result<Probe> {
     };
     let told: Value = serde_json::from_slice(&output.stdout).map_err(|_| unreadable())?;
     let mut found = read(&told).ok_or_else(unreadable)?;
+    found.still &= Pattern::parse(path).is_none();
     // Some streams say how they were mastered with their first frame only.
     if found.tags.is_hdr() && found.tags.mastering.is_empty() && !found.still {
         let stream = found.index.to_string();

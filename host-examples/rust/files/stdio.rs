@@ -1,7 +1,7 @@
 //! Standard input and output under the name `-`, and files, behind one face.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write, stdin, stdout};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write, stdin, stdout};
 use std::path::Path;
 
 use crate::Result;
@@ -10,6 +10,11 @@ use crate::draft::{self, Draft};
 /// Whether a path stands for standard input or output.
 pub fn is_stdio(path: &Path) -> bool {
     path.as_os_str() == "-"
+}
+
+/// Whether standard input begins so. Nothing is taken from it.
+pub fn begins_with(magic: &[u8]) -> bool {
+    stdin().lock().fill_buf().is_ok_and(|bytes| bytes.is_empty() || bytes.starts_with(magic))
 }
 
 /// A buffered input, and its length where it has one.

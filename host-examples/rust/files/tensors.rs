@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::safetensors::{self, Entry, Header, Tensor};
 use super::stdio;
-use super::{Clip, Sink, Source, Times, VideoOptions, times};
+use super::{Clip, Sink, Source, Times, VideoOptions, extension, times};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -55,7 +55,15 @@ pub fn open_latents(path: &Path) -> Result<Latents> {
     let spooled = if stdio::is_stdio(path) { Some(stdio::spooled()?) } else { None };
     let path = spooled.as_ref().map_or(path, |spooled| &spooled.path);
     draft::protect(path);
-    let header = Header::read(path)?;
+    let header = Header::read(path).map_err(|why| match extension(path).as_str() {
+        "safetensors" => why,
+        _ if spooled.is_some() => why,
+        _ => format!(
+            "{} is no file of latents; decode takes the .safetensors file that `vvae encode` writes, and `vvae \
+             roundtrip` takes video",
+            path.display()
+        ),
+    })?;
     let name = LATENT_NAMES.into_iter().find(|name| header.tensors.contains_key(*name)).ok_or_else(|| {
         let names = LATENT_NAMES.join(", ");
         format!("{} has no latents; it needs a tensor with one of the names {names}", path.display())

@@ -32,7 +32,7 @@ fn names() -> String {
 }
 
 /// The header's line, without its marks.
-const MAGIC: &str = "YUV4MPEG2";
+pub const MAGIC: &str = "YUV4MPEG2";
 /// No real header comes near it; it keeps a file that is none from being read whole.
 const LONGEST_LINE: u64 = 4096;
 
@@ -130,7 +130,8 @@ impl Source for Reader {
             return Ok(false);
         }
         self.count += 1;
-        let count = self.count;
+        // As --frames counts them.
+        let count = self.count - 1;
         if !mark.starts_with("FRAME") {
             return self.damaged(format!("{name} is damaged: frame {count} does not begin with FRAME"));
         }

@@ -60,7 +60,8 @@ pub(super) fn scratch_bytes(shape: FrameShape, frames: u64, threads: usize) -> u
 pub(super) fn check(
     memory: &CpuMemory,
     op: &AttentionOp<Offsets>,
-    (scratch_offset, scratch_bytes): (u64, u64),
+    scratch_offset: u64,
+    scratch_bytes: u64,
     element: u64,
 ) -> Result<()> {
     let shape = op.shape;
@@ -83,7 +84,7 @@ pub(super) fn run<S: Microkernels>(
     stop: &mut Stop,
 ) -> Result<()> {
     let (shape, frames) = (op.shape, op.frames.len());
-    check(memory, op, (scratch_offset, scratch_bytes(shape, frames as u64, pool.threads())), f32::BYTES)?;
+    check(memory, op, scratch_offset, scratch_bytes(shape, frames as u64, pool.threads()), f32::BYTES)?;
     let base = SharedPointer::new(memory.block.start().cast());
     let layout = AttentionScratch::new(shape);
     let pixels = shape.pixels() as usize;

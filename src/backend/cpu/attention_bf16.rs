@@ -77,7 +77,7 @@ pub(super) fn run<S: Bf16Kernels>(
     stop: &mut Stop,
 ) -> Result<()> {
     let shape = op.shape;
-    attention::check(memory, op, (scratch_offset, scratch_bytes(shape, pool.threads())), bf16::BYTES)?;
+    attention::check(memory, op, scratch_offset, scratch_bytes(shape, pool.threads()), bf16::BYTES)?;
     let base = SharedPointer::new(memory.block.start().cast());
     let layout = AttentionScratch::new(shape);
     let (panels, tiles) = (layout.keys / PANEL, layout.tiles());

@@ -6,15 +6,16 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{
-    ConvKernel, PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, WeightOrder, channel_tiles, tap_order,
+    ConvKernel, PAIR_ROW_BYTES, TILE_CHANNELS, TileWidths, UNIT_BYTES, WeightOrder, channel_tiles, padded_outputs,
+    tap_order,
 };
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, WeightBlock, WeightPart, Window};
 use crate::reserve;
 
 const UNIT: usize = UNIT_BYTES as usize;
-/// Output channels of a tile.
-const COLUMNS: usize = TILE_CHANNELS as usize;
+/// Output channels of a tile at most.
+const MOST_COLUMNS: usize = TILE_CHANNELS as usize;
 /// Input channels of a part: whole K blocks in every precision, few enough to stay in cache.
 const PART_INPUTS: u64 = 64;
 
@@ -70,7 +71,7 @@ impl PackedElement for f32 {
 pub fn parts(layout: &ConvLayout) -> Vec<WeightPart> {
     let blocks = match ConvKernel::of(layout) {
         Ok(ConvKernel::In | ConvKernel::Out) => WeightBlock::all(layout, layout.cin, layout.cout),
-        _ => WeightBlock::all(layout, PART_INPUTS, TILE_CHANNELS),
+        _ => WeightBlock::all(layout, PART_INPUTS, TileWidths::of(layout).columns),
     };
     std::iter::once(WeightPart::Vectors).chain(blocks.into_iter().map(WeightPart::Block)).collect()
 }
@@ -81,6 +82,7 @@ pub struct BlockPacking<'a> {
     block: &'a WeightBlock,
     kernel: ConvKernel,
     order: WeightOrder,
+    widths: TileWidths,
     window: Window,
     /// Bytes of an element.
     element: usize,
@@ -94,17 +96,17 @@ impl<'a> BlockPacking<'a> {
         block: &'a WeightBlock,
         order: WeightOrder,
     ) -> Result<BlockPacking<'a>> {
-        let (kernel, element) = (ConvKernel::of(layout)?, size_of::<E>());
+        let (kernel, element, widths) = (ConvKernel::of(layout)?, size_of::<E>(), TileWidths::of(layout));
         let window = if block.shortcut { Window::Point } else { layout.window };
         let slab_elements = match kernel {
             ConvKernel::In => conv_in_elements(layout),
             ConvKernel::Out => conv_out_elements::<E>(layout),
             ConvKernel::Main => {
-                let k_block = ROW_BYTES as usize / element;
-                window.taps() as usize * (block.rows() as usize).next_multiple_of(k_block) * COLUMNS
+                let rows = block.rows().next_multiple_of(widths.k_block(element as u64));
+                (window.taps() * rows * widths.columns) as usize
             }
         };
-        Ok(BlockPacking { layout, block, kernel, order, window, element, slab_elements })
+        Ok(BlockPacking { layout, block, kernel, order, widths, window, element, slab_elements })
     }
 
     /// Whether the slab lies side by side with another one.
@@ -117,15 +119,16 @@ impl<'a> BlockPacking<'a> {
         let slab = slab - self.block.slabs(self.layout).start;
         let at = slab as usize * self.slab_elements;
         let size = (self.block.rows() as usize, self.block.columns() as usize);
+        let tiles = MainTiles { order: self.order, window: self.window, widths: self.widths };
         match self.kernel {
             ConvKernel::In => conv_in(self.layout, plain, &mut packed[at..][..self.slab_elements]),
             ConvKernel::Out => conv_out(self.layout, plain, &mut packed[at..][..self.slab_elements]),
             ConvKernel::Main if !self.block.shortcut && self.is_paired(slab) => {
                 let first = (slab - slab % 2) as usize * self.slab_elements;
                 let packed = &mut packed[first..][..2 * self.slab_elements];
-                pair_slab(self.order, self.window, size, slab % 2 == 1, plain, packed);
+                tiles.pack_paired(size, slab % 2 == 1, plain, packed);
             }
-            ConvKernel::Main => main(self.order, self.window, size, plain, &mut packed[at..][..self.slab_elements]),
+            ConvKernel::Main => tiles.pack(size, plain, &mut packed[at..][..self.slab_elements]),
         }
     }
 
@@ -136,12 +139,12 @@ impl<'a> BlockPacking<'a> {
             ConvKernel::Main => self.window.phases(),
             _ => 1,
         };
-        let k_block = ROW_BYTES / self.element as u64;
+        let k_block = self.widths.k_block(self.element as u64);
         let cin = if self.block.shortcut { self.layout.shortcut.unwrap_or(0) } else { self.layout.cin };
         // K blocks of a phase and a channel tile, those before the block, and the bytes of each.
         let (k_blocks, before) = (cin.div_ceil(k_block), self.block.inputs.start / k_block);
-        let bytes = self.window.taps() / phases * ROW_BYTES * TILE_CHANNELS;
-        let (tile, tiles) = (self.block.outputs.start / TILE_CHANNELS, channel_tiles(self.layout));
+        let bytes = self.window.taps() / phases * self.widths.bytes();
+        let (tile, tiles) = (self.block.outputs.start / self.widths.columns, channel_tiles(self.layout));
         (0..slabs.end - slabs.start).flat_map(move |slab| {
             let paired = !self.block.shortcut && self.is_paired(slab);
             // A pair is one piece, twice as long.
@@ -159,36 +162,41 @@ impl<'a> BlockPacking<'a> {
     }
 }
 
-/// Place of input channel `k` of a step and output channel `n` in [`WeightOrder::Fragments`]: [product][two blocks of 8
-/// columns][lane][block][half of the product][word].
-fn in_fragments<E>(k: usize, n: usize) -> usize {
+/// Place of input channel `k` of a step and output channel `n` of `columns` in [`WeightOrder::Fragments`]: [product][two
+/// blocks of 8 columns][lane][block][half of the product][word].
+fn in_fragments<E>(columns: usize, k: usize, n: usize) -> usize {
     let (unit, word) = (UNIT / size_of::<E>(), UNIT / 4 / size_of::<E>());
     // Lane 4 r + t stores columns 2 t and 2 t + 1 of four blocks: whole units of output channels.
     let (t, within) = (n % (4 * unit) / unit, n % unit);
     let (block, column) = (n % 32 / (4 * unit) * (unit / 2) + within / 2 + n / 32 * 4, 2 * t + within % 2);
     // Lane 4 c + t multiplies column c with word t of both units of a product.
     let (product, half, t) = (k / unit / 2, k / unit % 2, k % unit / word);
-    let load = (product * (COLUMNS / 16) + block / 2) * 32 + column * 4 + t;
+    let load = (product * (columns / 16) + block / 2) * 32 + column * 4 + t;
     (load * 2 + block % 2) * 2 * word + half * word + k % word
 }
 
-/// Packs rows of input channels, each of up to 128 output channels, into tiles.
+/// Packs rows of input channels, each of up to `columns` output channels, into tiles.
 struct RowPacking<E> {
+    columns: usize,
     /// Bytes of input channels that an output channel has in a swizzled tile.
     row_bytes: usize,
-    /// By which output channels shift the units of a swizzled tile.
-    swizzle: fn(usize) -> usize,
     order: WeightOrder,
     /// Places in a step of [`WeightOrder::Fragments`]: [input channel][output channel].
     places: Vec<u16>,
-    rounded: [[E; COLUMNS]; UNIT / 2],
+    rounded: [[E; MOST_COLUMNS]; UNIT / 2],
 }
 
 impl<E: PackedElement> RowPacking<E> {
-    fn new(order: WeightOrder, row_bytes: usize, swizzle: fn(usize) -> usize) -> RowPacking<E> {
+    fn new(order: WeightOrder, columns: usize, row_bytes: usize) -> RowPacking<E> {
         let step = if order == WeightOrder::Fragments { PAIR_ROW_BYTES as usize / size_of::<E>() } else { 0 };
-        let places = (0..step * COLUMNS).map(|at| in_fragments::<E>(at / COLUMNS, at % COLUMNS) as u16).collect();
-        RowPacking { row_bytes, swizzle, order, places, rounded: [[E::default(); COLUMNS]; UNIT / 2] }
+        let place = |at: usize| in_fragments::<E>(columns, at / columns, at % columns) as u16;
+        let places = (0..step * columns).map(place).collect();
+        RowPacking { columns, row_bytes, order, places, rounded: [[E::default(); MOST_COLUMNS]; UNIT / 2] }
+    }
+
+    /// By how much an output channel shifts its units in a swizzled tile.
+    fn swizzle(&self, n: usize) -> usize {
+        if self.row_bytes == 64 { (n / 2) & 3 } else { n & 7 }
     }
 
     /// `from`: rows of `columns` output channels, at most as many as `into` has.
@@ -202,14 +210,14 @@ impl<E: PackedElement> RowPacking<E> {
             match self.order {
                 WeightOrder::Swizzled => {
                     for (n, into) in into.chunks_exact_mut(row).enumerate().take(columns) {
-                        let into = &mut into[(at ^ (self.swizzle)(n)) * unit..][..unit];
+                        let into = &mut into[(at ^ self.swizzle(n)) * unit..][..unit];
                         into.iter_mut().zip(&self.rounded).for_each(|(to, rounded)| *to = rounded[n]);
                     }
                 }
                 WeightOrder::Fragments => {
-                    let step = self.places.len() / COLUMNS;
-                    let into = &mut into[at * unit / step * step * COLUMNS..][..step * COLUMNS];
-                    let places = self.places.chunks_exact(COLUMNS).skip(at * unit % step);
+                    let step = self.places.len() / self.columns;
+                    let into = &mut into[at * unit / step * step * self.columns..][..step * self.columns];
+                    let places = self.places.chunks_exact(self.columns).skip(at * unit % step);
                     for (rounded, places) in self.rounded.iter().take(unit).zip(places) {
                         for (value, place) in rounded[..columns].iter().zip(places) {
                             into[usize::from(*place)] = *value;
@@ -221,47 +229,50 @@ impl<E: PackedElement> RowPacking<E> {
     }
 }
 
-/// [phase][channel tile][K block][tap] tiles of 128 output channels and a K block of input channels. Here of one
-/// channel tile, and of some K blocks. A K block is a row of 128 bytes. Swizzled: its 16-byte units by the output
-/// channel. Fragments: steps of 64 bytes of input channels, see [`in_fragments`].
-fn main<E: PackedElement>(
+/// Tiles of the kernels of many channels. Here of one channel tile, and of some K blocks. A K block is a row of a tile.
+/// Swizzled: its 16-byte units by the output channel. Fragments: steps of 64 bytes of input channels, see
+/// [`in_fragments`].
+struct MainTiles {
     order: WeightOrder,
     window: Window,
-    (rows, columns): (usize, usize),
-    plain: &[f32],
-    packed: &mut [E],
-) {
-    let k_block = ROW_BYTES as usize / size_of::<E>();
-    let (k_blocks, taps) = (rows.div_ceil(k_block), tap_order(window));
-    let mut packing = RowPacking::new(order, ROW_BYTES as usize, |n| n & 7);
-    for (index, into) in packed.chunks_exact_mut(k_block * COLUMNS).enumerate() {
-        let (phase, first, tap) = (index / taps.len() / k_blocks, index / taps.len() % k_blocks, index % taps.len());
-        let from = &plain[(phase * taps.len() + taps[tap] as usize) * rows * columns..][..rows * columns];
-        packing.pack(columns, rows_of(from, columns, first * k_block, k_block), into);
-    }
+    widths: TileWidths,
 }
 
-/// For pairs of frames: two slabs side by side, of which this is the first or the second. [phase][channel tile][half of
-/// a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes. Swizzled: their
-/// 16-byte units by half the output channel. Fragments: see [`in_fragments`]. Here of one channel tile, and of some K
-/// blocks.
-fn pair_slab<E: PackedElement>(
-    order: WeightOrder,
-    window: Window,
-    (rows, columns): (usize, usize),
-    second: bool,
-    plain: &[f32],
-    packed: &mut [E],
-) {
-    let row = PAIR_ROW_BYTES as usize / size_of::<E>();
-    // Taps are in reading order in both windows that have pairs.
-    let (taps, steps) = ((window.side() * window.side()) as usize, 2 * rows.div_ceil(2 * row));
-    let mut packing = RowPacking::new(order, PAIR_ROW_BYTES as usize, |n| (n / 2) & 3);
-    for (index, both) in packed.chunks_exact_mut(2 * row * COLUMNS).enumerate() {
-        let (phase, step, tap) = (index / taps / steps, index / taps % steps, index % taps);
-        let into = &mut both[usize::from(second) * row * COLUMNS..][..row * COLUMNS];
-        let from = &plain[(phase * taps + tap) * rows * columns..][..rows * columns];
-        packing.pack(columns, rows_of(from, columns, step * row, row), into);
+impl MainTiles {
+    /// [phase][channel tile][K block][tap].
+    fn pack<E: PackedElement>(&self, (rows, columns): (usize, usize), plain: &[f32], packed: &mut [E]) {
+        let (tile_columns, row_bytes) = (self.widths.columns as usize, self.widths.row_bytes as usize);
+        let k_block = row_bytes / size_of::<E>();
+        let (k_blocks, taps) = (rows.div_ceil(k_block), tap_order(self.window));
+        let mut packing = RowPacking::new(self.order, tile_columns, row_bytes);
+        for (index, into) in packed.chunks_exact_mut(k_block * tile_columns).enumerate() {
+            let (phase, first, tap) =
+                (index / taps.len() / k_blocks, index / taps.len() % k_blocks, index % taps.len());
+            let from = &plain[(phase * taps.len() + taps[tap] as usize) * rows * columns..][..rows * columns];
+            packing.pack(columns, rows_of(from, columns, first * k_block, k_block), into);
+        }
+    }
+
+    /// For pairs of frames: two slabs side by side, of which this is the first or the second. [phase][channel
+    /// tile][step][tap][slab][output channel][input channels of a step]. Rows have 64 bytes. A wide K block is two steps.
+    fn pack_paired<E: PackedElement>(
+        &self,
+        (rows, columns): (usize, usize),
+        second: bool,
+        plain: &[f32],
+        packed: &mut [E],
+    ) {
+        let (tile_columns, row) = (self.widths.columns as usize, PAIR_ROW_BYTES as usize / size_of::<E>());
+        let k_block = self.widths.row_bytes as usize / size_of::<E>();
+        // Taps are in reading order in both windows that have pairs.
+        let (taps, steps) = ((self.window.side() * self.window.side()) as usize, rows.next_multiple_of(k_block) / row);
+        let mut packing = RowPacking::new(self.order, tile_columns, PAIR_ROW_BYTES as usize);
+        for (index, both) in packed.chunks_exact_mut(2 * row * tile_columns).enumerate() {
+            let (phase, step, tap) = (index / taps / steps, index / taps % steps, index % taps);
+            let into = &mut both[usize::from(second) * row * tile_columns..][..row * tile_columns];
+            let from = &plain[(phase * taps + tap) * rows * columns..][..rows * columns];
+            packing.pack(columns, rows_of(from, columns, step * row, row), into);
+        }
     }
 }
 
@@ -281,7 +292,7 @@ fn conv_in<E: PackedElement>(layout: &ConvLayout, plain: &[f32], packed: &mut [E
 }
 
 fn conv_in_elements(layout: &ConvLayout) -> usize {
-    (channel_tiles(layout) * TILE_CHANNELS) as usize * 9 * 4
+    padded_outputs(layout) as usize * 9 * 4
 }
 
 /// For the convolution to pixels: fragments of a matrix product with tap x output as columns, [group of 64 bytes of
@@ -306,7 +317,7 @@ fn conv_out_elements<E: PackedElement>(layout: &ConvLayout) -> usize {
 
 /// [bias][phase][edge][padded output channel].
 pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Vec<f32>> {
-    let (cout, padded) = (layout.cout as usize, (channel_tiles(layout) * TILE_CHANNELS) as usize);
+    let (cout, padded) = (layout.cout as usize, padded_outputs(layout) as usize);
     let mut plain = reserve::filled("biases", 0.0, (layout.biases * layout.bias_elements()) as usize)?;
     source.biases(&mut plain)?;
     let mut packed = reserve::filled("biases", 0.0, plain.len() / cout * padded)?;
@@ -363,10 +374,10 @@ mod tests {
                 Ok(())
             };
             source.block(&block, &mut pack).unwrap();
-            let tiles = layout.cout.div_ceil(TILE_CHANNELS);
-            let k_blocks = layout.cin.div_ceil(ROW_BYTES / size_of::<E>() as u64);
+            let widths = TileWidths::of(layout);
+            let k_blocks = layout.cin.div_ceil(widths.k_block(size_of::<E>() as u64));
             let slab_bytes = match ConvKernel::of(layout).unwrap() {
-                ConvKernel::Main => layout.window.taps() * tiles * k_blocks * ROW_BYTES * TILE_CHANNELS,
+                ConvKernel::Main => layout.window.taps() * channel_tiles(layout) * k_blocks * widths.bytes(),
                 _ => (packing.slab_elements * size_of::<E>()) as u64,
             };
             all.resize(slabs.len() * slab_bytes as usize / size_of::<E>(), E::default());
@@ -412,6 +423,42 @@ mod tests {
         plain[k * 128 + n] = 1.0;
         let packed = packed::<E>(order, &layout(64, 128, Window::Point), &[plain]);
         packed.iter().position(|w| *w == E::round(1.0)).unwrap() * size_of::<E>()
+    }
+
+    /// Of a layer with pairs: each weight of each slab is where the kernels look for it, and there is nothing else.
+    #[test]
+    fn narrow_tiles_are_where_kernels_read_them() {
+        let (cin, cout, taps) = (100, 136, 9);
+        let wide = ConvLayout { slabs: 6, pairs: Some(PAIRS), ..layout(cin as u64, cout as u64, Window::Same) };
+        let layout = ConvLayout { norm: Norm::Pixel, ..wide };
+        assert_eq!(TileWidths::of(&layout), TileWidths::NARROW);
+        let count = taps * cin * cout;
+        let slabs: Vec<Vec<f32>> = numbered(6 * count).chunks(count).map(<[f32]>::to_vec).collect();
+        for order in [WeightOrder::Swizzled, WeightOrder::Fragments] {
+            let packed = packed::<f32>(order, &layout, &slabs);
+            assert_each_once(&packed, 6 * count);
+            let (tiles, steps, step) = (2, cin.div_ceil(16), 16);
+            let tile_elements = 96 * step;
+            for (at, weight) in slabs.concat().into_iter().enumerate() {
+                let (slab, tap, c, channel) = (at / count, at / cout / cin % taps, at / cout % cin, at % cout);
+                let (tile, n, first, k) = (channel / 96, channel % 96, c / step, c % step);
+                // [slab][tile][step][tap], or [two slabs][tile][step][tap][slab].
+                let tap_index = (tile * steps + first) * taps + tap;
+                let tile_at = match slab {
+                    0..4 => slab / 2 * 2 * tiles * steps * taps + 2 * tap_index + slab % 2,
+                    _ => slab * tiles * steps * taps + tap_index,
+                };
+                let within = match order {
+                    WeightOrder::Swizzled => n * step + ((k / 4) ^ (n / 2 % 4)) * 4 + k % 4,
+                    WeightOrder::Fragments => in_fragments::<f32>(96, k, n),
+                };
+                assert_eq!(
+                    packed[tile_at * tile_elements + within],
+                    weight,
+                    "slab {slab}, tap {tap}, {c} to {channel}"
+                );
+            }
+        }
     }
 
     /// As warpgroup products read them, for every element type.

@@ -252,6 +252,9 @@ impl<G: GpuApi> BandedConv<'_, G> {
     /// Copies the statistics of frames that will be rematerialised, before an output overwrites them.
     fn save_statistics(&self) -> Result<()> {
         let (op, sizes) = (self.division.op, self.sizes());
+        if op.layout.norm.groups() == 0 {
+            return Ok(());
+        }
         let saved = op.inputs.iter().filter_map(|input| Some((input.from, input.statistics_to?)));
         let copies = saved.map(|(from, to)| match from {
             BandSource::Fresh(FrameRef::Resident(frame)) => {

@@ -1,11 +1,16 @@
-//! A job on a GPU: its memory, the order of its operations, and how far the main queue may run ahead of the host.
+//! A job on a GPU: its memory, the order of its operations, and how far the main queue may run ahead of the host. Makes
+//! a backend of any GPU API.
 
-use super::api::{Event, GpuApi, GpuConv, NonFiniteFlag, NonFiniteFlags, NormOf, Queue, Spans};
+use super::api::{
+    Event, GpuApi, GpuConv, GpuMemory, LaunchPixels, NonFiniteFlag, NonFiniteFlags, NormOf, Queue, Spans,
+};
 use super::bands::BandPipeline;
 use super::limit::{attention_products, conv_products};
 use super::rows::tile_grid;
 use super::staging::Staging;
-use crate::backend::{DeviceSpan, HostStream, NonFinite, RunArgs, Stop};
+use crate::backend::{
+    DeviceSpan, Diagnosis, Execution, HostStream, JobAllocation, NonFinite, RunArgs, Stop, WeightStorage,
+};
 use crate::error::{Error, Result};
 use crate::ir::{
     AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId,
@@ -52,61 +57,11 @@ impl<G: GpuApi> JobMemory<G> {
         })
     }
 
-    pub fn is_pageable(&self) -> bool {
-        self.bands.host.is_pageable()
-    }
-
-    pub fn begin(&mut self, gpu: &G, host: Option<HostStream>) -> Result<()> {
-        let Some(host) = host else { return Ok(()) };
-        let _current = gpu.enter()?;
-        gpu.wait_for_host(host)?;
-        self.on_host_stream = true;
-        Ok(())
-    }
-
-    pub fn finish(&mut self, gpu: &G, host: Option<HostStream>) -> Result<()> {
-        self.on_host_stream = false;
-        let _current = gpu.enter()?;
-        let flushed = gpu.flush();
-        let arrived = self.staging.finish();
-        flushed.and(arrived).and(match host {
-            Some(host) => {
-                let joined = self.bands.join(gpu).and(self.staging.join(gpu));
-                // Even after a failure, the host's queue continues after all work that was begun.
-                let waits = gpu.host_waits(host);
-                joined.and(waits)
-            }
-            None => self.synchronise(gpu),
-        })
-    }
-
     /// Waits for everything in the memory of a job. A call on the host's queue may have returned before its work has
     /// ended, also one of another job that used the memory.
     pub fn synchronise(&self, gpu: &G) -> Result<()> {
         let main = gpu.flush().and_then(|()| gpu.main_queue().synchronise());
         main.and(self.bands.synchronise()).and(self.staging.synchronise())
-    }
-
-    pub fn take_nonfinite(&mut self) -> NonFinite {
-        let flags = &mut self.staging.flags;
-        NonFinite { loaded: flags.take(NonFiniteFlag::Loaded), stored: flags.take(NonFiniteFlag::Stored) }
-    }
-
-    /// What follows belongs to operation number `op`; `None` ends the trace.
-    pub fn trace(&mut self, gpu: &G, op: Option<u64>) -> Result<()> {
-        let _current = gpu.enter()?;
-        if op.is_some() != self.spans.is_some() {
-            self.spans = op.map(|_| gpu.spans()).transpose()?;
-            self.staging.set_spans(self.spans.as_ref());
-            self.bands.host.set_spans(self.spans.as_ref());
-        }
-        self.spans.iter().zip(op).for_each(|(spans, op)| spans.set_op(op));
-        Ok(())
-    }
-
-    pub fn take_spans(&mut self, gpu: &G) -> Result<Vec<DeviceSpan>> {
-        let _current = gpu.enter()?;
-        self.spans.as_ref().map_or(Ok(Vec::new()), Spans::take)
     }
 
     /// Runs one operation: asks whether to stop, and keeps the main queue short. A call on the host's queue fills it
@@ -140,19 +95,6 @@ impl<G: GpuApi> JobMemory<G> {
         gpu.main_queue().record(&operations[at])?;
         // At most one long operation waits behind the one that runs.
         if is_long { operations[(at + OPERATIONS_AHEAD - 1) % OPERATIONS_AHEAD].synchronise() } else { Ok(()) }
-    }
-
-    pub fn run(&mut self, gpu: &G, op: &Op<Offsets>, args: &RunArgs<G::Conv>, stop: &mut Stop) -> Result<()> {
-        match op {
-            Op::Fetch(op) => self.fetch(gpu, op, args),
-            Op::Conv(op) => self.conv(gpu, op, args, stop),
-            Op::BandedConv(op) => self.banded_conv(gpu, op, args, stop),
-            Op::Normalise(op) => self.normalise(gpu, op, args, stop),
-            Op::Attention(op) => self.attention(gpu, op, stop),
-            Op::Load(_) | Op::Blend(_) | Op::Store(_) => {
-                Err(Error::Internal("an operation on host tensors was given to run".into()))
-            }
-        }
     }
 
     fn fetch(&mut self, gpu: &G, op: &FetchOp<Offsets>, args: &RunArgs<G::Conv>) -> Result<()> {
@@ -227,21 +169,119 @@ impl<G: GpuApi> JobMemory<G> {
             launches.try_for_each(|frames| gpu.norm(&memory.block, &norm, frames, None))
         })
     }
+}
 
-    pub fn load(&mut self, gpu: &G, op: &LoadTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
-        self.operate(gpu, OpSize::default(), stop, |memory| {
+/// A device with a GPU API. It states its facts and stores its weights itself; the rest is the same for all.
+pub trait GpuBackend: WeightStorage<Conv = <Self::Api as GpuApi>::Conv> {
+    type Api: GpuApi;
+    fn api(&self) -> &Self::Api;
+    /// Device memory for a job.
+    fn block(&self, bytes: u64) -> Result<<Self::Api as GpuMemory>::Block>;
+}
+
+impl<B: GpuBackend> JobAllocation for B {
+    type Memory = JobMemory<B::Api>;
+
+    fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<JobMemory<B::Api>> {
+        JobMemory::new(self.api(), self.block(bytes)?, host)
+    }
+
+    fn is_pageable(&self, memory: &JobMemory<B::Api>) -> bool {
+        memory.bands.host.is_pageable()
+    }
+}
+
+impl<B: GpuBackend> Execution for B {
+    fn check_stream(&self, host: HostStream) -> Result<()> {
+        let _current = self.api().enter()?;
+        self.api().check_stream(host)
+    }
+
+    fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()> {
+        let Some(host) = host else { return Ok(()) };
+        let _current = self.api().enter()?;
+        self.api().wait_for_host(host)?;
+        memory.on_host_stream = true;
+        Ok(())
+    }
+
+    fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()> {
+        memory.on_host_stream = false;
+        let gpu = self.api();
+        let _current = gpu.enter()?;
+        let flushed = gpu.flush();
+        let arrived = memory.staging.finish();
+        flushed.and(arrived).and(match host {
+            Some(host) => {
+                let joined = memory.bands.join(gpu).and(memory.staging.join(gpu));
+                // Even after a failure, the host's queue continues after all work that was begun.
+                let waits = gpu.host_waits(host);
+                joined.and(waits)
+            }
+            None => memory.synchronise(gpu),
+        })
+    }
+
+    fn run(
+        &self,
+        memory: &mut Self::Memory,
+        op: &Op<Offsets>,
+        args: &RunArgs<Self::Conv>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        match op {
+            Op::Fetch(op) => memory.fetch(self.api(), op, args),
+            Op::Conv(op) => memory.conv(self.api(), op, args, stop),
+            Op::BandedConv(op) => memory.banded_conv(self.api(), op, args, stop),
+            Op::Normalise(op) => memory.normalise(self.api(), op, args, stop),
+            Op::Attention(op) => memory.attention(self.api(), op, stop),
+            Op::Load(_) | Op::Blend(_) | Op::Store(_) => {
+                Err(Error::Internal("an operation on host tensors was given to run".into()))
+            }
+        }
+    }
+
+    fn load(&self, memory: &mut Self::Memory, op: &LoadTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
+        let gpu = self.api();
+        memory.operate(gpu, OpSize::default(), stop, |memory| {
             memory.staging.load(gpu, &memory.block, op, buffers.staging[0])
         })
     }
 
-    pub fn blend(&mut self, gpu: &G, op: &BlendTile, buffers: &Buffers) -> Result<()> {
-        self.operate(gpu, OpSize::default(), &mut || false, |memory| gpu.blend(&memory.block, op, buffers.scratch))
+    fn blend(&self, memory: &mut Self::Memory, op: &BlendTile, buffers: &Buffers) -> Result<()> {
+        let gpu = self.api();
+        memory.operate(gpu, OpSize::default(), &mut || false, |memory| gpu.blend(&memory.block, op, buffers.scratch))
     }
 
-    pub fn store(&mut self, gpu: &G, op: &StoreTensor, buffers: &Buffers) -> Result<()> {
-        self.operate(gpu, OpSize::default(), &mut || false, |memory| {
+    fn store(&self, memory: &mut Self::Memory, op: &StoreTensor, buffers: &Buffers) -> Result<()> {
+        let gpu = self.api();
+        memory.operate(gpu, OpSize::default(), &mut || false, |memory| {
             memory.staging.store(gpu, &memory.block, op, buffers)
         })
+    }
+}
+
+impl<B: GpuBackend> Diagnosis for B {
+    fn take_nonfinite(&self, memory: &mut Self::Memory) -> NonFinite {
+        let flags = &mut memory.staging.flags;
+        NonFinite { loaded: flags.take(NonFiniteFlag::Loaded), stored: flags.take(NonFiniteFlag::Stored) }
+    }
+
+    /// What follows belongs to operation number `op`; `None` ends the trace.
+    fn trace(&self, memory: &mut Self::Memory, op: Option<u64>) -> Result<bool> {
+        let _current = self.api().enter()?;
+        if op.is_some() != memory.spans.is_some() {
+            memory.spans = op.map(|_| self.api().spans()).transpose()?;
+            memory.staging.set_spans(memory.spans.as_ref());
+            memory.bands.host.set_spans(memory.spans.as_ref());
+        }
+        memory.spans.iter().zip(op).for_each(|(spans, op)| spans.set_op(op));
+        Ok(true)
+    }
+
+    fn take_spans(&self, memory: &mut Self::Memory) -> Result<Vec<DeviceSpan>> {
+        let _current = self.api().enter()?;
+        memory.spans.as_ref().map_or(Ok(Vec::new()), Spans::take)
     }
 }
 

@@ -2,7 +2,6 @@
 //! copies and launches. Names no API; `api` says what one has to give. Knows no model, no plan and no clip.
 
 mod api;
-mod backend;
 mod bands;
 mod copies;
 mod division;
@@ -16,8 +15,7 @@ pub use api::{
     LaunchCopies, LaunchNorm, LaunchPixels, NextNorm, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
     Queue, RowCopy, RowPitches, Spans, SplitFrames, TensorFrame, TensorPlace, U8Copy, U8Rows,
 };
-pub use backend::GpuBackend;
-pub use job::JobMemory;
+pub use job::{GpuBackend, JobMemory};
 #[cfg(test)]
 pub use limit::testing as limit_testing;
 pub use limit::{LaunchLimit, attention_products, conv_products};

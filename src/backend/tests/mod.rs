@@ -34,6 +34,7 @@ pub struct RandomWeights {
     pub scale: f32,
     /// Mean and half the range of the biases.
     pub bias: (f32, f32),
+    pub norm: Norm,
 }
 
 impl SlabSource for RandomWeights {
@@ -47,14 +48,19 @@ impl SlabSource for RandomWeights {
     }
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
         let mut random = Lcg(self.seed ^ 7);
-        gamma.iter_mut().for_each(|g| *g = 1.0 + random.next() * 0.3);
-        beta.iter_mut().for_each(|b| *b = random.next() * 0.3);
+        // A norm of pixels makes channels of a length of 1, and has no bias.
+        let (factor, bias) = match self.norm {
+            Norm::Group { .. } => (1.0, 0.3),
+            Norm::Pixel => ((gamma.len() as f32).sqrt(), 0.0),
+        };
+        gamma.iter_mut().for_each(|g| *g = factor * (1.0 + random.next() * 0.3));
+        beta.iter_mut().for_each(|b| *b = random.next() * bias);
     }
 }
 
 pub fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
     let fan_in = layout.cin * layout.window.side() * layout.window.side() * layout.slabs.min(3);
-    RandomWeights { seed, scale: (3.0 / fan_in as f32).sqrt(), bias: (0.0, 1.0) }
+    RandomWeights { seed, scale: (3.0 / fan_in as f32).sqrt(), bias: (0.0, 1.0), norm: layout.norm }
 }
 
 /// Random weights, not at the beginning of their block.

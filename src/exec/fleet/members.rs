@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::assign;
 use super::divide::Part;
 use super::job::{FleetJob, Tensors};
-use super::member::Member;
+use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
@@ -74,14 +74,23 @@ impl Fleet {
         Ok(())
     }
 
-    /// Whether `precision=auto` has become bf16 on some members only. Then it becomes so on all.
-    pub fn leave_fp16_together(&mut self) -> Result<bool> {
-        let left = self.members.iter().filter(|member| member.session.has_left_fp16()).count();
-        let is_divided = left > 0 && left < self.members.len() && self.settings.precision.is_none();
-        if is_divided {
-            self.members.iter_mut().try_for_each(|member| member.session.leave_fp16())?;
+    /// Whether `precision=auto` has become bf16 on some member.
+    pub fn has_left_fp16(&self) -> bool {
+        self.members.iter().any(|member| member.session.has_left_fp16())
+    }
+
+    /// Where `precision=auto` has become bf16 on some members, it becomes so on all that compute in fp16.
+    fn leave_fp16_together(&mut self) -> Result<()> {
+        if !self.has_left_fp16() {
+            return Ok(());
         }
-        Ok(is_divided)
+        for member in self.members.iter_mut().filter(|member| member.is_able() && member.session.may_leave_fp16()) {
+            match member.session.leave_fp16() {
+                Err(error) if member::is_of_device(&error) => member.leave_out(error),
+                left => left?,
+            }
+        }
+        Ok(())
     }
 
     /// Does something with other settings than those of the session.
@@ -102,6 +111,7 @@ impl Fleet {
         if !self.members.iter().any(Member::is_able) {
             self.members.iter_mut().for_each(|member| member.try_again(true));
         }
+        self.leave_fp16_together()?;
         let able = self.members.iter().filter(|member| member.is_able());
         let kinds: Vec<_> = able.map(|m| (m.session.place(), m.session.arithmetic())).collect();
         let Some((other, kind)) = kinds.iter().find(|(_, kind)| *kind != kinds[0].1) else { return Ok(false) };
@@ -181,10 +191,9 @@ impl Fleet {
 
 /// Work of several devices cannot be ordered on one CUDA stream.
 pub fn refuse_stream(asked: bool) -> Result<()> {
-    match asked {
-        true => Err(Error::Argument(
-            "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out".into(),
-        )),
-        false => Ok(()),
+    if asked {
+        let text = "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out";
+        return Err(Error::Argument(text.into()));
     }
+    Ok(())
 }

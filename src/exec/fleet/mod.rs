@@ -22,10 +22,10 @@ use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check};
+use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, StreamStart, Trim, check};
 use crate::error::{Error, Result};
-use crate::ir::{Shape, TensorDevice};
-use crate::model::{Direction, Model};
+use crate::ir::TensorDevice;
+use crate::model::Model;
 use crate::report::PlanReport;
 
 /// The session of a list of devices.
@@ -102,19 +102,14 @@ impl Session for FleetSession {
         refuse_stream(call.stream.is_some())?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
-        let report = fleet.run(&job, &tensors, control);
-        // Parts in two precisions would not have the bits of one.
-        if fleet.leave_fp16_together()? { fleet.run(&job, &tensors, control) } else { report }
+        let had_left = fleet.has_left_fp16();
+        let report = fleet.run(&job, &tensors, control)?;
+        // Parts in two precisions do not have the bits of one. The repetition begins with bf16 on all members.
+        if fleet.has_left_fp16() && !had_left { fleet.run(&job, &tensors, control) } else { Ok(report) }
     }
 
-    fn open_stream(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        first: u64,
-        control: &Control,
-    ) -> Result<Box<dyn FrameStream>> {
-        Ok(Box::new(stream::open(&self.fleet, &self.ledger, (direction, input, first), control.cancel)?))
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        Ok(Box::new(stream::open(&self.fleet, &self.ledger, start, control.cancel)?))
     }
 
     fn ledger(&self) -> Arc<Ledger> {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check};
+use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, StreamStart, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -46,6 +46,8 @@ pub struct FleetStream {
     outputs: Option<Made>,
     plan: PlanReport,
     held: Held,
+    /// Whether `precision=auto` had become bf16 when it was opened.
+    had_left_fp16: bool,
 }
 
 /// Frames that a round made.
@@ -60,15 +62,14 @@ impl Made {
     }
 }
 
-/// A stream whose output begins with frame `first`.
 pub fn open(
     fleet: &Arc<Mutex<Fleet>>,
     ledger: &Arc<Ledger>,
-    (direction, input, first): (Direction, Shape, u64),
+    start: StreamStart,
     cancel: &AtomicBool,
 ) -> Result<FleetStream> {
-    let mut locked = fleet.lock();
-    let (network, input) = (Arc::clone(locked.network(direction)), Shape { frames: 0, ..input });
+    let (mut locked, first) = (fleet.lock(), start.first);
+    let (network, input) = (Arc::clone(locked.network(start.direction)), Shape { frames: 0, ..start.input });
     check::input_shape(&network, input, true)?;
     let cone = check::first_frame(&network, first)?;
     let plan = plan(&mut locked, &network, input, first, cancel)?;
@@ -83,6 +84,7 @@ pub fn open(
         loaded: cone.first_input,
         outputs: None,
         held: ledger.hold_pinned(0),
+        had_left_fp16: locked.has_left_fp16(),
         network,
         plan,
     })
@@ -207,7 +209,11 @@ impl FleetStream {
         };
         let job =
             FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
-        let plan = self.fleet.lock().with_settings(&self.settings, |fleet| fleet.run(&job, &tensors, control))?;
+        let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
+            self.check_precision(fleet)?;
+            let plan = fleet.run(&job, &tensors, control)?;
+            self.check_precision(fleet).map(|()| plan)
+        })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         self.next += count;
         self.outputs = Some(made);
@@ -217,6 +223,14 @@ impl FleetStream {
         }
         self.count_held();
         Ok(())
+    }
+
+    /// Fails if some member has left fp16 since the stream was opened: its frames would be of two precisions.
+    fn check_precision(&self, fleet: &Fleet) -> Result<()> {
+        match fleet.has_left_fp16() == self.had_left_fp16 {
+            true => Ok(()),
+            false => Err(nonfinite::overflowed_stream(self.network.direction)),
+        }
     }
 
     /// Moves frames that were made to the host, from its frame `at` on. Returns how many.

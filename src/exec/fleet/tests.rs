@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use serde_json::Value;
 
 use super::*;
-use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, PlanKind, Progress, open, open_one};
+use crate::exec::session::tests::{Tensors, rounding};
+use crate::exec::{Allocators, DeviceName, Limit, LogLevel, LogSink, PlanKind, Progress, open, open_one};
 use crate::ir::{DType, View};
-use crate::model::{Checkpoint, Geometry};
+use crate::model::checkpoint::testing::TemporaryFile;
+use crate::model::{Checkpoint, Direction, Geometry};
 use crate::node;
-use crate::testing::golden;
+use crate::testing::{golden, overflowing};
 
 /// A real session that fails after so many progress calls of each run.
 struct Failing {
@@ -36,6 +38,9 @@ impl DeviceSession for Failing {
     }
     fn has_left_fp16(&self) -> bool {
         self.inner.has_left_fp16()
+    }
+    fn may_leave_fp16(&self) -> bool {
+        self.inner.may_leave_fp16()
     }
     fn leave_fp16(&mut self) -> Result<()> {
         self.inner.leave_fp16()
@@ -75,8 +80,8 @@ impl Session for Failing {
         let mut own = Control { cancel: &cancel, progress: Some(&mut progress), log: control.log };
         self.inner.run(call, &mut own).map_err(|_| self.error.clone())
     }
-    fn open_stream(&mut self, d: Direction, s: Shape, first: u64, c: &Control) -> Result<Box<dyn FrameStream>> {
-        self.inner.open_stream(d, s, first, c)
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.inner.open_stream(start, control)
     }
     fn ledger(&self) -> Arc<Ledger> {
         self.inner.ledger()
@@ -192,4 +197,73 @@ fn a_failure_that_no_device_can_make_good_ends_the_call() {
     let (mut session, _) = fleet(3, Error::Checkpoint("the file has changed".into()));
     let failed = decode(&mut session, &mut Heard::default()).map(|_| ()).unwrap_err();
     assert_eq!(failed, Error::Checkpoint("the file has changed".into()));
+}
+
+/// Two members that round as fp16 does. The first has a checkpoint that overflows in a tensor, the second has not.
+struct RoundingFleet {
+    session: FleetSession,
+    /// Of the second member.
+    runs: Arc<AtomicU64>,
+    _file: TemporaryFile,
+}
+
+fn rounding_fleet(tensor: &str) -> RoundingFleet {
+    let (file, runs) = (overflowing("small", tensor), Arc::new(AtomicU64::new(0)));
+    let error = Error::Internal("a run that should not fail".into());
+    let second =
+        Failing { inner: Box::new(rounding(&golden("small"))), after: u64::MAX, error, runs: Arc::clone(&runs) };
+    let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(rounding(&file.0)), Box::new(second)];
+    // So little that a stream has several rounds.
+    let settings = Settings { host_memory_limit: Limit::Bytes(200 << 10), ..node::defaults() };
+    RoundingFleet { session: FleetSession::new(members, settings).unwrap(), runs, _file: file }
+}
+
+fn arithmetics(session: &FleetSession) -> Vec<String> {
+    session.fleet.lock().members.iter().map(|member| member.session.arithmetic()).collect()
+}
+
+const DECODER: &str = "decoder.up_blocks.2.resnets.0.conv2.weight";
+const ENCODER: &str = "encoder.down_blocks.1.resnets.0.conv2.weight";
+
+#[test]
+fn all_members_repeat_a_call_that_overflows_on_one() {
+    let RoundingFleet { mut session, runs, _file } = rounding_fleet(DECODER);
+    let mut decode = Tensors::new(Direction::Decode, LATENT, VIDEO);
+    let (video, report, warnings) = decode.run(&mut session).unwrap();
+    assert!(video.iter().all(|value| value.is_finite()));
+    assert!(arithmetics(&session).iter().all(|kind| kind.ends_with("bf16")), "{:?}", arithmetics(&session));
+    assert_eq!(runs.load(Relaxed), 2, "its part of the call, in fp16 and in bf16");
+    assert!(report.to_string().contains("bf16, because values overflow in fp16"), "{report}");
+    assert!(warnings.iter().any(|text| text.contains("repeated in bf16")), "{warnings:?}");
+    let (_, _, warnings) = decode.run(&mut session).unwrap();
+    assert!(runs.load(Relaxed) == 3 && warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn a_stream_of_several_members_has_frames_of_one_precision() {
+    let RoundingFleet { mut session, _file, .. } = rounding_fleet(DECODER);
+    let mut decode = Tensors::new(Direction::Decode, LATENT, VIDEO);
+    let (ended, frames) = decode.stream(&mut session);
+    let Err(Error::Tensor(why)) = ended else { panic!("{ended:?}") };
+    assert!(why.contains("precision=bf16") && frames == 0, "{frames} frames, {why}");
+    // The next one begins with bf16 on all members.
+    let (ended, frames) = decode.stream(&mut session);
+    assert!(ended.is_ok() && frames > 0, "{ended:?}");
+    assert!(arithmetics(&session).iter().all(|kind| kind.ends_with("bf16")), "{:?}", arithmetics(&session));
+}
+
+#[test]
+fn a_stream_ends_if_its_members_have_left_fp16_meanwhile() {
+    let RoundingFleet { mut session, _file, .. } = rounding_fleet(ENCODER);
+    let (mut decode, cancel) = (Tensors::new(Direction::Decode, LATENT, VIDEO), AtomicBool::new(false));
+    let control = Control::new(&cancel);
+    let mut stream = session
+        .open_stream(StreamStart { direction: Direction::Decode, input: LATENT.into(), first: 0 }, &control)
+        .unwrap();
+    let (waits, frames) = decode.feed(&mut *stream, false);
+    assert!(waits.is_ok() && frames > 0, "the decoder does not overflow: {waits:?}");
+    Tensors::new(Direction::Encode, VIDEO, LATENT).run(&mut session).unwrap();
+    let (ended, frames) = decode.feed(&mut *stream, true);
+    let Err(Error::Tensor(why)) = ended else { panic!("{ended:?}") };
+    assert!(why.contains("precision=bf16") && frames == 0, "{frames} frames, {why}");
 }

@@ -58,7 +58,7 @@ impl<B: Backend> Engine<B> {
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
         let idle = pinned + self.idle_weights().map(|share| share.host_bytes()).sum::<u64>();
-        self.sharing.host_bytes(self.settings.host_memory_limit, (host_memory().1, HOST_MARGIN), &self.ledger, idle)
+        self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
     }
 
     /// What the settings ask for, of a job within `limit`.
@@ -117,19 +117,23 @@ impl<B: Backend> Engine<B> {
         found.map_err(|why| {
             let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
             let (limit, input) = (Bytes(limit), input.described());
-            Error::Memory(match request.allow_tiles {
-                true => format!(
+            let takes = |bytes: Option<u64>| match bytes {
+                Some(bytes) => format!("takes {} ({bytes} bytes)", Bytes(bytes)),
+                None => "needs more host memory than host_memory_limit allows".into(),
+            };
+            Error::Memory(if request.allow_tiles {
+                let whole = exact.map_or(String::new(), |bytes| format!(", and {} without tiles", Bytes(bytes)));
+                format!(
                     "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
-                     takes {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or \
-                     fewer of them",
-                    Bytes(tiled),
-                    Bytes(exact)
-                ),
-                false => format!(
-                    "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan takes {} \
-                     ({exact} bytes). Raise memory_limit, or set tiles to auto, which is not exact",
-                    Bytes(exact)
-                ),
+                     {}{whole}. Raise memory_limit, or use smaller frames or fewer of them",
+                    takes(tiled)
+                )
+            } else {
+                format!(
+                    "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan {}. Raise \
+                     memory_limit, or set tiles to auto, which is not exact",
+                    takes(exact)
+                )
             })
         })
     }
@@ -140,9 +144,10 @@ impl<B: Backend> Engine<B> {
             return;
         }
         let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);
-        let why = match self.settings.tiling(plan.direction).enabled {
-            true => format!("{node}_tiled asks for it"),
-            false => "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into(),
+        let why = if self.settings.tiling(plan.direction).enabled {
+            format!("{node}_tiled asks for it")
+        } else {
+            "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into()
         };
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }

@@ -1,12 +1,15 @@
 //! Whole sessions on a GPU in host memory, whose queues run in random order. Within every limit the bits are those of
 //! a run with all memory, and a wait that is left out changes them.
 
+use std::cell::RefCell;
+use std::fmt;
+
 use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
-use crate::exec::{Allocators, Limit};
+use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, Pull};
 use crate::ir::{DType, View};
 use crate::node;
-use crate::testing::golden;
+use crate::testing::{golden, overflowing};
 
 /// One direction of a model, and the shapes of its tensors. High enough for several bands.
 #[derive(Clone, Copy)]
@@ -15,17 +18,18 @@ struct Case {
     input: [u64; 5],
     output: [u64; 5],
     cache: CacheFormat,
+    host_limit: u64,
 }
 
 const CLIP: [[u64; 5]; 2] = [[1, 3, 9, 80, 24], [1, 16, 3, 10, 3]];
 const STILL: [[u64; 5]; 2] = [[1, 3, 1, 144, 40], [1, 16, 1, 18, 5]];
 
 const fn decode([output, input]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Decode, input, output, cache }
+    Case { direction: Direction::Decode, input, output, cache, host_limit: 1 << 30 }
 }
 
 const fn encode([input, output]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Encode, input, output, cache }
+    Case { direction: Direction::Encode, input, output, cache, host_limit: 1 << 30 }
 }
 
 /// What a run gave, and where it waited.
@@ -36,11 +40,11 @@ struct Ran {
     sites: Vec<WaitSite>,
 }
 
-/// `limit`: of device memory; `None` for all of it. Host memory is not limited.
+/// `limit`: of device memory; `None` for all of it.
 fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) -> Result<Ran> {
     let mut settings = node::defaults();
     settings.memory_limit = vec![limit.map_or(Limit::Auto, Limit::Bytes)];
-    settings.host_memory_limit = Limit::Bytes(1 << 30);
+    settings.host_memory_limit = Limit::Bytes(case.host_limit);
     settings.cache = case.cache;
     settings.allow_tiles = false;
     let place = TensorDevice::Cuda(0);
@@ -114,4 +118,156 @@ fn a_wait_for_weights_that_is_left_out_changes_bits() {
         let shows = |seed: u64| run(case, limit, seed, Some(site)).unwrap().bits != right.bits;
         assert!((2..12).any(shows), "{site:?}");
     }
+}
+
+/// A handle with `precision=auto` on a GPU that rounds as fp16 does, and as bf16 where it is told to.
+pub(in crate::exec) fn rounding(path: &Path) -> Engine<HostGpu> {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let make = Box::new(|settings: &Settings| {
+        HostGpu::new(1, None).map(|gpu| gpu.rounding(settings.precision.unwrap_or(Precision::Fp16)))
+    });
+    Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), node::defaults(), make).unwrap()
+}
+
+/// Tensors of a call, in f32.
+pub(in crate::exec) struct Tensors {
+    direction: Direction,
+    input: (Vec<f32>, [u64; 5]),
+    output: (Vec<f32>, [u64; 5]),
+}
+
+impl Tensors {
+    pub fn new(direction: Direction, input: [u64; 5], output: [u64; 5]) -> Tensors {
+        let count = |shape: [u64; 5]| shape.iter().product::<u64>() as usize;
+        let values = (0..count(input)).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
+        Tensors { direction, input: (values, input), output: (vec![0.0; count(output)], output) }
+    }
+
+    fn view((data, shape): &mut (Vec<f32>, [u64; 5])) -> View {
+        let data = data.as_mut_ptr().cast();
+        View::checked("t", data, DType::F32, TensorDevice::Cpu, (*shape).into(), None, true).unwrap()
+    }
+
+    /// What came out, its plan, and the warnings.
+    pub fn run(&mut self, session: &mut dyn Session) -> Result<(Vec<f32>, PlanReport, Vec<String>)> {
+        let (from, into, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
+        let call =
+            Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
+        let (cancel, warnings) = (AtomicBool::new(false), Warnings::default());
+        let mut control = Control { log: Some(&warnings), ..Control::new(&cancel) };
+        let report = session.run(&call, &mut control)?;
+        Ok((self.output.0.clone(), report, warnings.0.into_inner()))
+    }
+
+    /// A stream that gets all of the input. How it ends, and how many frames came out.
+    pub fn stream(&mut self, session: &mut dyn Session) -> (Result<Pull>, u64) {
+        let cancel = AtomicBool::new(false);
+        let start = StreamStart { direction: self.direction, input: self.input.1.into(), first: 0 };
+        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
+        self.feed(&mut *stream, true)
+    }
+
+    /// Pushes all of the input into a stream, and its end if that `ends` it. Pulls until it waits for more, is at its end
+    /// or fails.
+    pub fn feed(&mut self, stream: &mut dyn FrameStream, ends: bool) -> (Result<Pull>, u64) {
+        let (cancel, mut frames, mut pushed) = (AtomicBool::new(false), 0, 0);
+        let (from, into) = (Self::view(&mut self.input), Self::view(&mut self.output));
+        loop {
+            if pushed < from.shape().frames {
+                pushed += stream.push(Some(&from.frames(pushed..from.shape().frames))).unwrap();
+            }
+            if ends && pushed == from.shape().frames {
+                stream.push(None).unwrap();
+            }
+            let mut written = 0;
+            let outputs = Outputs { output: &into, logvar: None, stream: None };
+            let pulled = stream.pull(&outputs, &mut Control::new(&cancel), &mut written);
+            frames += written;
+            match pulled {
+                Ok(Pull::Written) => {}
+                Ok(Pull::NeedsInput) if pushed < from.shape().frames => {}
+                ended => return (ended, frames),
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Warnings(RefCell<Vec<String>>);
+
+impl LogSink for Warnings {
+    fn log(&self, level: LogLevel, message: fmt::Arguments) {
+        if level == LogLevel::Warning {
+            self.0.borrow_mut().push(message.to_string());
+        }
+    }
+}
+
+/// Models, tensors whose layer overflows in fp16, and a decode: in a residual block, and at the end only.
+const OVERFLOWS: [(&str, &str, [[u64; 5]; 2]); 4] = [
+    ("small", "decoder.up_blocks.2.resnets.0.conv2.weight", [[1, 16, 3, 3, 2], [1, 3, 9, 24, 16]]),
+    ("small", "decoder.conv_out.weight", [[1, 16, 3, 3, 2], [1, 3, 9, 24, 16]]),
+    ("families/flux", "decoder.up.2.block.1.conv2.weight", [[2, 16, 1, 3, 2], [2, 3, 1, 24, 16]]),
+    ("families/flux", "decoder.conv_out.weight", [[2, 16, 1, 3, 2], [2, 3, 1, 24, 16]]),
+];
+
+#[test]
+fn a_call_that_overflows_in_fp16_is_repeated_in_bf16_and_the_handle_stays_with_it() {
+    for (model, tensor, [latent, video]) in OVERFLOWS {
+        let file = overflowing(model, tensor);
+        let mut decode = Tensors::new(Direction::Decode, latent, video);
+        let job = JobShape { direction: Direction::Decode, input: latent.into(), range: None };
+        let mut asked = rounding(&file.0);
+        let bf16 = Settings { precision: Some(Precision::Bf16), ..node::defaults() };
+        asked.configure(bf16).unwrap();
+        let (expected, _, warnings) = decode.run(&mut asked).unwrap();
+        assert!(expected.iter().all(|value| value.is_finite()) && warnings.is_empty(), "{tensor}: {warnings:?}");
+
+        let mut auto = rounding(&file.0);
+        let planned = |auto: &Engine<HostGpu>| auto.plan(&job, &AtomicBool::new(false)).unwrap().to_string();
+        assert!(planned(&auto).contains("fp16"), "{}", planned(&auto));
+        let (found, report, warnings) = decode.run(&mut auto).unwrap();
+        assert!(found == expected, "{tensor}: the bits of precision=bf16");
+        assert!(warnings.len() == 1 && warnings[0].contains("repeated in bf16"), "{tensor}: {warnings:?}");
+        for text in [report.to_string(), planned(&auto)] {
+            assert!(text.contains("bf16, because values overflow in fp16"), "{tensor}: {text}");
+        }
+        let (again, _, warnings) = decode.run(&mut auto).unwrap();
+        assert!(again == expected && warnings.is_empty(), "{tensor}: {warnings:?}");
+        auto.configure(node::defaults()).unwrap();
+        assert!(auto.has_left_fp16(), "{tensor}: also after it is configured");
+    }
+}
+
+#[test]
+fn a_handle_that_is_told_fp16_keeps_it() {
+    let (model, tensor, [latent, video]) = OVERFLOWS[0];
+    let file = overflowing(model, tensor);
+    let mut told = rounding(&file.0);
+    told.configure(Settings { precision: Some(Precision::Fp16), ..node::defaults() }).unwrap();
+    let (found, _, warnings) = Tensors::new(Direction::Decode, latent, video).run(&mut told).unwrap();
+    assert!(found.iter().all(|value| !value.is_finite()));
+    assert!(warnings.len() == 1 && warnings[0].contains("try bf16"), "{warnings:?}");
+}
+
+#[test]
+fn a_stream_that_overflows_in_fp16_ends_before_the_frame_is_handed_out() {
+    for (model, tensor, [latent, video]) in OVERFLOWS {
+        let file = overflowing(model, tensor);
+        let mut decode = Tensors::new(Direction::Decode, latent, video);
+        let mut handle = rounding(&file.0);
+        let (ended, frames) = decode.stream(&mut handle);
+        let Err(Error::Tensor(why)) = ended else { panic!("{tensor}: {ended:?}") };
+        assert!(why.contains("overflow in fp16") && why.contains("precision=bf16"), "{why}");
+        assert_eq!(frames, 0, "{tensor}");
+        handle.configure(Settings { precision: Some(Precision::Bf16), ..node::defaults() }).unwrap();
+        let (ended, frames) = decode.stream(&mut handle);
+        assert!(ended.is_ok() && frames > 0, "{tensor}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_limit_of_host_memory_that_no_plan_keeps_is_named() {
+    let refused = run(&Case { host_limit: 0, ..CASES[0] }, None, 1, None).err().unwrap().to_string();
+    assert!(refused.contains("needs more host memory than host_memory_limit allows"), "{refused}");
 }

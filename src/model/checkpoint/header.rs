@@ -109,13 +109,11 @@ fn refuse_repeated(entries: &mut [HeaderEntry]) -> Check<()> {
     entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
     let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) else { return Ok(()) };
     let (one, other) = (pair[1].file_name(), pair[0].file_name());
-    Err(match one == other {
-        true => format!("the header has the key {} twice", quoted(one)),
-        false => {
-            let (one, other) = (quoted(one), quoted(other));
-            format!("tensor {one}: it is also present as {other}, expected one of the two names")
-        }
-    })
+    if one == other {
+        return Err(format!("the header has the key {} twice", quoted(one)));
+    }
+    let (one, other) = (quoted(one), quoted(other));
+    Err(format!("tensor {one}: it is also present as {other}, expected one of the two names"))
 }
 
 /// Refuses tensors that overlap.

@@ -9,7 +9,7 @@ mod names;
 mod open;
 mod source;
 #[cfg(test)]
-pub(super) mod testing;
+pub mod testing;
 #[cfg(test)]
 mod tests;
 

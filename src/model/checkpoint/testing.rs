@@ -65,7 +65,7 @@ pub(in crate::model) fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
 }
 
 /// A file in the system's temporary folder, removed when dropped.
-pub(in crate::model) struct TemporaryFile(pub PathBuf);
+pub struct TemporaryFile(pub PathBuf);
 
 impl TemporaryFile {
     pub fn new(bytes: &[u8]) -> TemporaryFile {

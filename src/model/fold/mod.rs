@@ -11,6 +11,7 @@ mod taps;
 #[cfg(test)]
 mod tests;
 mod upsampler;
+mod vectors;
 
 pub use buffers::{FoldBuffers, FoldBytes};
 

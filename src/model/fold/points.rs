@@ -3,6 +3,7 @@
 
 use super::phases::{KERNEL, PHASES, SIDE, TAPS};
 use super::product::{COLUMNS, ROWS, Real, TERMS};
+use super::vectors::on_vectors;
 
 /// In one direction. Let k0 to k2 be the offsets of the 3x3x3 kernel and u0, u1 the phases of an unfolded pixel. The
 /// taps of both output phases are coefficients:
@@ -54,30 +55,7 @@ impl<E: Real> Default for PixelPoints<E> {
 /// Unfolded pixels at the point `row` of rows and every point of columns. `pixels` is [phase][term][input channel], of
 /// at most [`TERMS`] terms.
 pub(super) fn evaluate_pixels<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has the instructions.
-            return unsafe { evaluate_pixels_avx512(pixels, row, into) };
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: as above.
-            return unsafe { evaluate_pixels_avx2(pixels, row, into) };
-        }
-    }
-    evaluate_each_pixel(pixels, row, into);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn evaluate_pixels_avx512<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
-    evaluate_each_pixel(pixels, row, into);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn evaluate_pixels_avx2<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
-    evaluate_each_pixel(pixels, row, into);
+    on_vectors!(evaluate_each_pixel[E: Real](pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>));
 }
 
 #[inline(always)]
@@ -109,21 +87,10 @@ pub(super) fn evaluate_kernels<E: Real, const N: usize>(
     taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
     into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the instructions.
-        return unsafe { evaluate_kernels_avx2(taps, into) };
-    }
-    evaluate_each_kernel(taps, into);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn evaluate_kernels_avx2<E: Real, const N: usize>(
-    taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
-    into: &mut [[[E; COLUMNS]; N]; TAPS],
-) {
-    evaluate_each_kernel(taps, into);
+    on_vectors!(evaluate_each_kernel[E: Real, const N: usize](
+        taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
+        into: &mut [[[E; COLUMNS]; N]; TAPS]
+    ));
 }
 
 #[inline(always)]
@@ -148,18 +115,7 @@ fn evaluate_each_kernel<E: Real, const N: usize>(
 
 /// Turns products at the points into the taps of all phases, in place: [tap][input channel][output channel].
 pub(super) fn interpolate<E: Real>(products: &mut [[E; COLUMNS]]) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the instructions.
-        return unsafe { interpolate_avx2(products) };
-    }
-    interpolate_rows(products);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn interpolate_avx2<E: Real>(products: &mut [[E; COLUMNS]]) {
-    interpolate_rows(products);
+    on_vectors!(interpolate_rows[E: Real](products: &mut [[E; COLUMNS]]));
 }
 
 #[inline(always)]

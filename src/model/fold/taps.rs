@@ -1,5 +1,6 @@
 //! Reorders a convolution's weights: output channels are outermost in the file and innermost in a slab.
 
+use super::vectors::on_vectors;
 use crate::error::Result;
 use crate::ir::WeightBlock;
 use crate::model::checkpoint::FileTensor;
@@ -61,18 +62,7 @@ pub(super) fn read(
 /// A block of a slab of a convolution without a folded 1x1x1: the sum over the temporal `taps`. `kernels` are as
 /// [`read`] reads them, `area` the taps of a frame; `into` has the order tap, input channel, output channel.
 pub(super) fn sum<T: Rounded>(kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the instructions.
-        return unsafe { sum_avx2(kernels, size, taps, into) };
-    }
-    sum_columns(kernels, size, taps, into);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sum_avx2<T: Rounded>(kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]) {
-    sum_columns(kernels, size, taps, into);
+    on_vectors!(sum_columns[T: Rounded](kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]));
 }
 
 #[inline(always)]

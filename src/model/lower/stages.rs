@@ -37,6 +37,9 @@ fn check(layers: &[Fused], stages: &[Stage], index: usize, stage: &Stage) -> Res
             "layer {layer} passes its first frame but begins no frame rate; no backend computes it yet"
         ));
     }
+    if head.time.rule.passes_first() && head.layout.cin != head.layout.cout {
+        return Err(format!("layer {} passes a frame of other channels than its own", stage.head()));
+    }
     let inside = |source: &Source| matches!(source, Source::Layer(layer) if stage.layers.contains(layer));
     let crosses = |layer: &LayerId| {
         let layer = &layers[*layer].layer;

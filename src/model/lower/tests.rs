@@ -4,7 +4,7 @@
 use super::recipes::PAIR_SLABS;
 use super::recipes::{Pairs, Product, Recipes, TimeRule, pair_of};
 use super::*;
-use crate::ir::{FIRST_FRAME_SLAB, Norm, Prologue, Window};
+use crate::ir::{Norm, Prologue, Window};
 use crate::model::families::seedvr2::Sizes;
 use crate::model::graph::{Conv, FirstFrame, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::model::network::{Reader, Role, Source};
@@ -16,14 +16,28 @@ const HALVE: TimeRule = TimeRule::of(TimeAxis::halving(FirstFrame::Repeated));
 const DOUBLE: TimeRule = TimeRule { unfold: 2, ..CAUSAL };
 const ZEROS: TimeRule = TimeRule::of(TimeAxis::causal(FirstFrame::AfterZeros));
 const PAIRED: TimeRule = TimeRule { pairs: Pairs::Plain, ..CAUSAL };
-const RULES: [TimeRule; 5] = [STILL, CAUSAL, HALVE, DOUBLE, ZEROS];
+const PAIRED_ZEROS: TimeRule = TimeRule { pairs: Pairs::Plain, ..ZEROS };
+/// Convolutions over time that pass the first frame on.
+const PASS_HALVE: TimeRule = TimeRule::of(TimeAxis::halving(FirstFrame::PassedAndRead));
+const PASS_SPLIT: TimeRule = TimeRule { split: 2, ..TimeRule::of(TimeAxis::causal(FirstFrame::PassedAndHidden)) };
+const RULES: [TimeRule; 7] = [STILL, CAUSAL, HALVE, DOUBLE, ZEROS, PASS_HALVE, PASS_SPLIT];
 
 /// The definition: what an output frame reads, oldest first, as (input frame, product).
 fn history(rule: TimeRule, frame: u64) -> Vec<(u64, Product)> {
-    let newest = (rule.axis.stride * frame) as i64;
+    // Output 0 of the convolution is split into one frame, the others into `split` each.
+    let (convolved, split_part) = match frame.checked_sub(1) {
+        None => (0, 0),
+        Some(later) => (1 + later / rule.split, later % rule.split),
+    };
+    let newest = (rule.axis.stride * convolved) as i64;
     let read = |tap: i64| -> Option<(u64, Product)> {
         let unfolded = newest - (rule.axis.kernel as i64 - 1) + tap;
-        if unfolded < 0 && rule.axis.first == FirstFrame::AfterZeros {
+        let first_read = match rule.axis.first {
+            FirstFrame::Repeated => i64::MIN,
+            FirstFrame::AfterZeros | FirstFrame::PassedAndRead => 0,
+            FirstFrame::PassedAndHidden => 1,
+        };
+        if unfolded < first_read {
             return None;
         }
         // Frame 0 is unfolded into one frame, the others into `unfold` each.
@@ -32,7 +46,7 @@ fn history(rule: TimeRule, frame: u64) -> Vec<(u64, Product)> {
             (input, end) = (input + 1, end + rule.unfold);
         }
         let part = if input == 0 { 0 } else { unfolded as u64 - (end - rule.unfold) };
-        Some((input, (tap as usize, part as usize)))
+        Some((input, (tap as usize, (part + split_part) as usize)))
     };
     (0..rule.axis.kernel as i64).filter_map(read).collect()
 }
@@ -43,6 +57,11 @@ fn recipes_have_exactly_the_products_of_the_definition() {
         let recipes = Recipes::new(rule);
         for frame in 0..20 {
             let recipe = recipes.recipe(frame);
+            assert_eq!(recipe.is_passed, frame == 0 && rule.passes_first(), "{rule:?} frame {frame}");
+            if recipe.is_passed {
+                assert_eq!(recipe.terms()[0].0, 0);
+                continue;
+            }
             let mut found: Vec<(u64, Product)> = Vec::new();
             for (input, slab) in recipe.terms() {
                 found.extend(recipes.slabs()[usize::from(*slab)].products.iter().map(|product| (*input, *product)));
@@ -50,7 +69,10 @@ fn recipes_have_exactly_the_products_of_the_definition() {
             found.sort_unstable_by_key(|(_, product)| *product);
             assert_eq!(found, history(rule, frame), "{rule:?} frame {frame}");
             let products: Vec<Product> = found.iter().map(|(_, product)| *product).collect();
-            assert_eq!(recipes.biases()[usize::from(recipe.bias)], products, "bias of {rule:?} frame {frame}");
+            let bias = &recipes.biases()[usize::from(recipe.bias)];
+            // The convolution has its whole bias where some of its taps fall on zeros.
+            assert!(products.iter().all(|product| bias.contains(product)), "bias of {rule:?} frame {frame}");
+            assert_eq!(bias.len() as u64, rule.axis.kernel, "bias of {rule:?} frame {frame}");
             assert!(recipe.terms().is_sorted_by_key(|(input, _)| *input), "{rule:?} frame {frame}");
         }
     }
@@ -65,6 +87,12 @@ fn slabs_have_the_numbers_that_kernels_know() {
     assert_eq!(slabs(CAUSAL), causal);
     assert_eq!(slabs(HALVE), [&causal[..3], &causal[4..]].concat());
     assert_eq!(slabs(PAIRED), [4, 4, 0, 2, 4].map(|slab: usize| causal[slab].clone()));
+    assert_eq!(slabs(ZEROS), causal[..3]);
+    assert_eq!(slabs(PAIRED_ZEROS), [4, 4, 0, 2, 2, 1].map(|slab: usize| causal[slab].clone()));
+    assert_eq!(slabs(PASS_HALVE), causal[..3]);
+    let split = |part| [0, 1, 2].map(|tap| vec![(tap, part)]);
+    assert_eq!(slabs(PASS_SPLIT), [split(0), split(1)].concat());
+    assert_eq!([ZEROS, PAIRED_ZEROS, PASS_SPLIT].map(|rule| Recipes::new(rule).biases().len()), [1, 1, 2]);
     let double = [
         vec![(0, 0), (1, 1)],         // odd frame 2t - 1, from input t - 1
         vec![(2, 0)],                 // odd frame, from input t
@@ -112,17 +140,19 @@ fn slabs_have_the_numbers_that_kernels_know() {
 fn pairs_have_the_sums_of_the_definition() {
     let taps = [3.0, -5.0, 7.0];
     let input = |frame: u64| (frame * frame) as f64 + 2.0;
-    for (frame, pairs) in (0..12).flat_map(|frame| [(frame, Pairs::Plain), (frame, Pairs::Halved)]) {
-        let recipes = Recipes::new(TimeRule { pairs, ..CAUSAL });
+    let rules = [CAUSAL, ZEROS].into_iter().flat_map(|rule| [(rule, Pairs::Plain), (rule, Pairs::Halved)]);
+    for (frame, (rule, pairs)) in (0..12).flat_map(|frame| rules.clone().map(move |rule| (frame, rule))) {
+        let recipes = Recipes::new(TimeRule { pairs, ..rule });
         let slab = |slab: usize| {
             let halved = if pairs == Pairs::Halved && PAIR_SLABS.contains(slab as u64) { 0.5 } else { 1.0 };
             let of = &recipes.slabs()[slab];
             of.products.iter().zip(&of.factors).map(|((tap, _), factor)| taps[*tap] * factor * halved).sum::<f64>()
         };
-        let expected: f64 = history(CAUSAL, frame).iter().zip(taps).map(|((t, _), tap)| input(*t) * tap).sum();
+        let expected: f64 = history(rule, frame).iter().map(|(t, (tap, _))| input(*t) * taps[*tap]).sum();
         let d: Vec<(f64, u8)> = recipes.recipe(frame).terms().iter().map(|(t, s)| (input(*t), *s)).collect();
         let found = match d[..] {
             [(x, 4)] => slab(4) * x,
+            [(older, 5), (x, 4)] => slab(5) * older + slab(4) * x,
             [(d0, 2), (d1, 0), (d2, 1)] => slab(0) * (d1 + d2) + slab(1) * (d2 - d1) + slab(2) * (d0 - d2),
             [(d1, 0), (d2, 1), (d3, 3)] => slab(0) * (d1 + d2) - slab(1) * (d2 - d1) + slab(3) * (d1 - d3),
             _ => panic!("frame {frame}: {d:?}"),
@@ -134,19 +164,25 @@ fn pairs_have_the_sums_of_the_definition() {
 /// Backends compute the first frame in a form of its own, and refuse frames that mix the forms.
 #[test]
 fn the_slab_of_the_first_frame_is_alone() {
-    for rule in [CAUSAL, PAIRED] {
+    let network = testing::network(&Sizes::published(), Direction::Decode);
+    let layers = [network.layers.clone(), network.with_pairs().layers].concat();
+    let mut with_slab = 0;
+    for layer in layers {
+        let first = layer.layout.first_frame_slab();
+        with_slab += usize::from(first.is_some());
         for frame in 0..12 {
-            let recipe = Recipes::new(rule).recipe(frame);
-            let found = recipe.terms().iter().any(|(_, slab)| *slab == FIRST_FRAME_SLAB);
-            assert_eq!(found, frame == 0, "{rule:?} {frame}");
-            assert!(!found || recipe.terms().len() == 1, "{rule:?} {frame}");
+            let recipe = layer.time.recipe(frame);
+            let found = recipe.terms().iter().any(|(_, slab)| Some(*slab) == first);
+            assert_eq!(found, first.is_some() && frame == 0, "{} {frame}", layer.name());
+            assert!(!found || recipe.terms().len() == 1, "{} {frame}", layer.name());
         }
     }
+    assert!(with_slab > 20, "{with_slab}");
 }
 
 #[test]
 fn outputs_are_those_that_the_inputs_suffice_for() {
-    for rule in [STILL, CAUSAL, PAIRED, HALVE, DOUBLE, ZEROS] {
+    for rule in [&RULES[..], &[PAIRED, PAIRED_ZEROS]].concat() {
         let recipes = Recipes::new(rule);
         for frame in 0..12 {
             let end = recipes.input_end(frame);
@@ -197,14 +233,33 @@ fn a_block_becomes_two_layers_and_a_shortcut_a_slab() {
 #[test]
 fn what_no_backend_computes_is_refused_by_its_node() {
     let refused = |build: &dyn Fn(&mut GraphBuilder) -> NodeId| lowered(build).unwrap_err();
-    let pixel = refused(&|graph| {
+    let mixed = refused(&|graph| {
         let x = graph.conv(GraphBuilder::INPUT, same("first"), 8);
-        let norm = graph.norm(x, "norm", NormKind::Pixel { trailing_axes: 3 });
-        graph.conv(norm, same("conv"), 8)
+        let norm = graph.norm(x, "pixel", NormKind::Pixel { trailing_axes: 3 });
+        let x = graph.conv(norm, same("conv"), 8);
+        let norm = graph.norm(x, "group", NormKind::Group { groups: 4, epsilon: 1e-6 });
+        graph.conv(norm, same("other"), 8)
     });
-    assert!(pixel.contains("node 2 (norm \"norm\")"), "{pixel}");
-    let zeros = refused(&|graph| graph.conv(GraphBuilder::INPUT, conv("zeros", ZEROS.axis, SpaceAxis::SAME), 8));
-    assert!(zeros.contains("\"zeros\"") && zeros.contains("first frame"), "{zeros}");
+    assert!(mixed.contains("node 4 (norm \"group\")") && mixed.contains("kind"), "{mixed}");
+    let passing = |axis: TimeAxis, space: SpaceAxis| {
+        refused(&|graph| graph.conv(GraphBuilder::INPUT, conv("time", axis, space), 4))
+    };
+    let wide = passing(PASS_HALVE.axis, SpaceAxis::HALVING);
+    assert!(wide.contains("\"time\"") && wide.contains("as it is"), "{wide}");
+    let body = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
+        graph.conv(x, conv("time", PASS_SPLIT.axis, SpaceAxis::POINT), 4)
+    });
+    assert!(body.contains("passes its first frame but begins no frame rate"), "{body}");
+    let channels =
+        refused(&|graph| graph.conv(GraphBuilder::INPUT, conv("time", PASS_HALVE.axis, SpaceAxis::POINT), 8));
+    assert!(channels.contains("other channels"), "{channels}");
+    let unread = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, conv("time", PASS_HALVE.axis, SpaceAxis::POINT), 4);
+        let norm = graph.norm(x, "norm", NormKind::Group { groups: 4, epsilon: 1e-6 });
+        graph.conv(norm, same("conv"), 4)
+    });
+    assert!(unread.contains("passes the input on to a norm of groups"), "{unread}");
     let patches = refused(&|graph| graph.patch(GraphBuilder::INPUT, 2));
     assert!(patches.contains("node 1 (patches)"), "{patches}");
     let nearest = refused(&|graph| graph.nearest(GraphBuilder::INPUT, 3));
@@ -275,4 +330,28 @@ fn layers_and_edges_answer_the_planner() {
     let paired = network.clone().with_pairs();
     let is_paired: Vec<bool> = last.layers.clone().map(|layer| paired.layers[layer].layout.pairs.is_some()).collect();
     assert_eq!(is_paired, [false, true, true, true, true, true, true, false]);
+}
+
+/// Rates change in stages of their own. Whoever reads a passed frame finds its statistics.
+#[test]
+fn convolutions_over_time_begin_stages_and_pass_their_first_frame() {
+    let network = lowered(|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, conv("first", ZEROS.axis, SpaceAxis::SAME), 8);
+        let half = graph.conv(x, conv("half", PASS_HALVE.axis, SpaceAxis::POINT), 8);
+        let split = graph.conv(half, conv("double", PASS_SPLIT.axis, SpaceAxis::POINT), 16);
+        let double = graph.unfold(split, 2, 1);
+        let norm = graph.norm(double, "norm", NormKind::Group { groups: 4, epsilon: 1e-6 });
+        graph.conv(norm, same("conv"), 4)
+    })
+    .unwrap();
+    assert_eq!(network.stages.iter().map(|stage| stage.layers.clone()).collect::<Vec<_>>(), [0..1, 1..2, 2..5]);
+    let layouts: Vec<_> = network.layers.iter().map(|layer| layer.layout).collect();
+    assert_eq!((layouts[1].cin, layouts[1].cout, layouts[1].slabs, layouts[1].biases), (8, 8, 3, 1));
+    assert_eq!((layouts[2].cin, layouts[2].cout, layouts[2].slabs, layouts[2].biases), (8, 8, 6, 2));
+    let statistics: Vec<bool> = network.layers.iter().map(|layer| layer.statistics).collect();
+    assert_eq!(statistics, [true, true, true, false, false]);
+    assert_eq!(
+        [1, 2, 5, 9].map(|frames| network.stage_frames(frames)[1..3].to_vec()),
+        [[1, 1], [1, 1], [3, 5], [5, 9]]
+    );
 }

@@ -4,6 +4,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::trace::LifetimeTrace;
@@ -57,7 +58,8 @@ impl PackedLayout {
         let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
         let tries = (INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES).min(MAX_INTERFERENCES / count).max(1);
         let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
-        let mut starts: Vec<Start> = starts.enumerate().map(|(turn, start)| Start::new(turn, start)).collect();
+        let mut starts: Vec<Start> =
+            starts.enumerate().map(|(turn, (order, sooner))| Start::new(turn, order, sooner)).collect();
         // The first start that reaches the lower bound wins, whichever thread finishes first.
         let perfect = AtomicUsize::new(usize::MAX);
         let first_tries = tries.div_ceil(FIRST_TRIES);
@@ -95,9 +97,7 @@ impl PackedLayout {
 
     /// The offset of frame `index` of a slice; `None` if the rehearsal had none.
     pub fn offset(&self, slice: usize, index: usize) -> Option<u64> {
-        let offset = self.offsets.get(slice_kind(slice, self.steady))?.get(index).copied();
-        // More than can be counted: there is no such memory.
-        offset.filter(|offset| *offset < u64::MAX)
+        self.offsets.get(slice_kind(slice, self.steady))?.get(index).copied()
     }
 }
 
@@ -189,7 +189,7 @@ struct Start {
 }
 
 impl Start {
-    fn new(turn: usize, (order, sooner): (Vec<usize>, usize)) -> Start {
+    fn new(turn: usize, order: Vec<usize>, sooner: usize) -> Start {
         Start { turn, offsets: vec![0; order.len()], order, sooner, bytes: u64::MAX }
     }
 
@@ -214,40 +214,25 @@ impl Start {
     }
 }
 
-/// An interval in one number, so that intervals sort fast.
-trait Interval: Copy + Ord {
-    const NONE: Self;
-    fn new(from: u64, to: u64) -> Self;
-    fn ends(self) -> (u64, u64);
-}
+/// A placed frame: begin and end in one number, so that intervals sort fast. An end is never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Interval(NonZeroU64);
 
-impl Interval for u64 {
-    const NONE: u64 = u64::MAX;
-
-    fn new(from: u64, to: u64) -> u64 {
-        from << 32 | to
+impl Interval {
+    /// `None` for a frame of no bytes, which is in nobody's way.
+    fn new(from: u64, to: u64) -> Option<Interval> {
+        NonZeroU64::new(from << 32 | to).map(Interval)
     }
 
     fn ends(self) -> (u64, u64) {
-        (self >> 32, self & u64::from(u32::MAX))
-    }
-}
-
-impl Interval for u128 {
-    const NONE: u128 = u128::MAX;
-
-    fn new(from: u64, to: u64) -> u128 {
-        u128::from(from) << 64 | u128::from(to)
-    }
-
-    fn ends(self) -> (u64, u64) {
-        ((self >> 64) as u64, self as u64)
+        (self.0.get() >> 32, self.0.get() & u64::from(u32::MAX))
     }
 }
 
 /// Gives frames their places.
 struct Places {
-    /// Bytes of a unit: the largest power of two that divides the bytes of all frames.
+    /// Bytes of a unit: the largest power of two that divides the bytes of all frames, or more where there would be too
+    /// many units for 32 bits.
     unit: u64,
     /// Units of each frame.
     units: Vec<u64>,
@@ -256,43 +241,33 @@ struct Places {
 impl Places {
     fn new(frames: &[PackedFrame]) -> Places {
         let bits = frames.iter().fold(1 << 63, |bits, frame| bits | frame.bytes);
-        let unit = 1 << bits.trailing_zeros();
-        Places { unit, units: frames.iter().map(|frame| frame.bytes / unit).collect() }
+        // A frame begins where another ends, so none ends beyond the sum of all.
+        let all: u128 = frames.iter().map(|frame| u128::from(frame.bytes)).sum();
+        let unit = (1 << bits.trailing_zeros()).max((all >> 31) as u64).next_power_of_two();
+        Places { unit, units: frames.iter().map(|frame| frame.bytes.div_ceil(unit)).collect() }
     }
 
     fn bytes(&self, frame: usize) -> u64 {
-        self.units[frame] * self.unit
+        self.units[frame].saturating_mul(self.unit)
     }
 
     /// Places frames in this order, each by first fit. Returns the offsets and the bytes, unless `lost`.
     fn assign(&self, interferes: &[Vec<u32>], order: &[usize], lost: &impl Fn() -> bool) -> Option<(Vec<u64>, u64)> {
-        // A frame begins where another ends, so none ends beyond the sum of all.
-        let all = self.units.iter().fold(0u64, |all, units| all.saturating_add(*units));
-        let is_small = all < u64::from(u32::MAX);
-        let assign = if is_small { Places::assign_as::<u64> } else { Places::assign_as::<u128> };
-        assign(self, interferes, order, lost)
-    }
-
-    fn assign_as<I: Interval>(
-        &self,
-        interferes: &[Vec<u32>],
-        order: &[usize],
-        lost: &impl Fn() -> bool,
-    ) -> Option<(Vec<u64>, u64)> {
-        let (mut placed, mut end) = (vec![I::NONE; order.len()], 0);
-        let mut taken: Vec<I> = Vec::new();
+        let mut placed: Vec<Option<Interval>> = vec![None; order.len()];
+        let mut taken: Vec<Interval> = Vec::new();
+        let mut end = 0;
         for &i in order {
             if lost() {
                 return None;
             }
             taken.clear();
-            taken.extend(interferes[i].iter().map(|j| placed[*j as usize]).filter(|place| *place != I::NONE));
+            taken.extend(interferes[i].iter().filter_map(|j| placed[*j as usize]));
             taken.sort_unstable();
             let from = first_fit(taken.iter().map(|taken| taken.ends()), self.units[i]);
-            let to = from.saturating_add(self.units[i]);
-            (placed[i], end) = (I::new(from, to), end.max(to));
+            placed[i] = Interval::new(from, from + self.units[i]);
+            end = end.max(from + self.units[i]);
         }
-        let offset = |place: I| place.ends().0.saturating_mul(self.unit);
+        let offset = |place: Option<Interval>| place.map_or(0, |place| place.ends().0.saturating_mul(self.unit));
         Some((placed.into_iter().map(offset).collect(), end.saturating_mul(self.unit)))
     }
 }

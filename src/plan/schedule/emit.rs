@@ -139,7 +139,7 @@ pub struct Inputs<'a> {
 }
 
 /// Emits the layers of one work item.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Emitter {
     pub facts: Arc<ItemFacts>,
     pub caches: Vec<LayerCache>,

@@ -12,7 +12,7 @@ pub type SlotRef = FrameRef<Slots>;
 pub type CachedSlots = CachedFrame<Slots>;
 
 /// Consecutive input frames of a layer. The front one is frame `first` of the clip.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FrameQueue {
     pub frames: VecDeque<Slot>,
     pub first: u64,
@@ -38,7 +38,7 @@ impl FrameQueue {
 }
 
 /// What a layer keeps of earlier frames. Heads also queue their input here until a chunk is complete.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum LayerCache {
     /// Whole input frames on the device.
     Frames(FrameQueue),

@@ -37,13 +37,13 @@ pub enum Next {
 }
 
 /// A frame of the whole image that tiles are blended into.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Canvas {
     slot: Slot,
     tiles: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Schedule {
     spec: ScheduleSpec,
     canvas_bytes: u64,
@@ -298,18 +298,29 @@ impl Schedule {
     pub fn rehearse(
         mut self,
         frames: Option<u64>,
-        slices: usize,
+        slices: Option<usize>,
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
         self.walk(frames, |arenas, op, _| match op {
-            None => arenas.device.slices() <= slices && !target.is_cancelled(),
+            None => slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled(),
             Some(op) => {
                 seen(arenas.device.slices(), op);
                 true
             }
         });
         self.arenas
+    }
+
+    /// Takes the operations of a stream without running them, up to the slice that input ending at frame `end` ends in.
+    pub fn follow_stream(&mut self, end: u64, target: &Target) {
+        while self.pushed && !target.is_cancelled() {
+            match self.prepare_next() {
+                Next::Op => self.done(),
+                Next::Input if self.loaded() + self.room() <= end => (0..self.room()).for_each(|_| self.load()),
+                Next::Input | Next::End => return,
+            }
+        }
     }
 
     /// Takes every operation without running it, until `step` returns `false`. A stream is given `frames` of input, or

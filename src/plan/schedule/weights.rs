@@ -15,7 +15,7 @@ use crate::plan::cost::FrameSizes;
 const AHEAD: usize = 2;
 
 /// Weights that a layer of the current chunk will need.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct NeededWeights {
     pub layer: LayerId,
     /// The frames that it computes.
@@ -23,7 +23,7 @@ pub struct NeededWeights {
 }
 
 /// The fetched weights of a work item, and those that come next.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct WeightFetcher {
     network: Arc<Network>,
     sizes: Arc<FrameSizes>,

@@ -17,7 +17,7 @@ use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 use crate::plan::spec::ScheduleSpec;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct WorkItem {
     emitter: Emitter,
     item: usize,

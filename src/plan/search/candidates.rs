@@ -6,7 +6,7 @@ use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, FrameShape, Lay
 use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
 use crate::plan::exclusions::Choices;
-use crate::plan::policy::{MIN_MATERIALISED_HIDDEN, Placement, SchedulePolicy};
+use crate::plan::policy::{LayerPolicy, MIN_MATERIALISED_HIDDEN, Placement, SchedulePolicy};
 use crate::plan::request::Request;
 
 /// Latent frames per slice, at most. On the corpus (2026-11-16) slices of three and four gained 1.09; longer ones queue
@@ -175,8 +175,10 @@ pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
     let (network, stage) = (&*request.network, request.network.largest_stage());
     let shapes = network.input_shapes(request.input_frame());
     let firsts: Vec<LayerId> = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).collect();
+    let hidden = LayerPolicy { rematerialised: 1, ..LayerPolicy::RESIDENT.banded(Placement::RESIDENT) };
+    let is_excluded = Choices { rounds: network.needs_pairs(stage), ..Choices::of(hidden) }.is_excluded();
     let can = firsts.iter().all(|first| can_stream_outputs(network, *first, shapes[*first], target));
-    (target.profile.offloads && !firsts.is_empty() && can).then_some(stage)
+    (target.profile.offloads && !is_excluded && !firsts.is_empty() && can).then_some(stage)
 }
 
 /// Whether the outputs of a stage's first layer can be rematerialised for their readers.

@@ -67,8 +67,8 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
 /// The smallest plan rehearsed so far, if it fits once packed.
 fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, PlanError> {
     let [exact, any] = [met.exact, met.any].map(|found| found.map(|found| found.packed(target)));
-    let bytes = |found: &Option<Plan>| found.as_ref().map_or(u64::MAX, Plan::device_bytes);
-    let (smallest_exact, smallest) = (bytes(&exact), bytes(&any).min(bytes(&exact)));
+    let smallest_exact = exact.as_ref().map(Plan::device_bytes);
+    let smallest = [&exact, &any].into_iter().flatten().map(Plan::device_bytes).min();
     let fits = |found: &Plan| found.fits(request.limit, request.host_limit);
     let fitting = [exact, any].into_iter().flatten().find(fits);
     fitting.ok_or(PlanError::TooLarge { smallest, smallest_exact })

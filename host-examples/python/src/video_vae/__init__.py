@@ -1,10 +1,11 @@
-"""video-vae: the SeedVR2 video autoencoder. Video to latents and back, exactly, within a memory limit.
+"""video-vae: autoencoders of diffusion models. Video and images to latents and back, exactly, within a memory limit.
 
     from video_vae import VideoVae
 
-    with VideoVae("ema_vae_fp16.safetensors", device="auto", memory_limit="6GiB") as vae:
+    with VideoVae("seedvr2", device="auto", memory_limit="6GiB") as vae:  # a file, or a name of `vvae get`
         latent = vae.encode(video)            # [B, 3, T, H, W] float in -1..1, or [T, H, W, 3] uint8
-        video = vae.decode(latent)
+        video = vae.decode(latent)            # [B, 3, T, H, W] float in -1..1
+        frames = vae.decode(latent, layout="THWC", dtype="uint8")
         print(vae.plan_decode(latent.shape))
         for frames in vae.stream_decode(latents):
             ...
@@ -31,6 +32,14 @@ from .errors import (
 from .model import Model
 from .stream import Stream
 from .vae import DeviceShare, Memory, Plan, RunReport, VideoVae
+
+
+def __getattr__(name: str) -> str:
+    # The library's own version, known once it is loaded.
+    if name == "__version__":
+        return version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # Failures are raised; their lines in the log are for who wants them.
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import numpy
 
 
+# As a shell reports a process that SIGPIPE ended.
+_UNHEARD = 141
+
+
 def show() -> None:
     print(f"video-vae {version()}\n\ndevices")
     for device in devices():
@@ -77,15 +81,20 @@ def main() -> int:
     command = commands.add_parser("roundtrip", help="encode and decode an array of NumPy's")
     command.add_argument("video", help="a .npy file: [T, H, W, 3] or [B, 3, T, H, W]")
     command.add_argument("out", help="the .npy file to write")
-    command.add_argument("--weights", required=True, help="the checkpoint")
+    command.add_argument("--weights", required=True, help="the checkpoint: a file, a name of `vvae get`, or demo")
     command.add_argument("--device", default="auto")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter, repeatable")
     options = parser.parse_args()
     try:
         roundtrip(options) if options.command else show()
+        sys.stdout.flush()
     except VideoVaeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Who reads may leave early, as `head` does. Nothing is left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNHEARD
     return 0
 
 

@@ -20,6 +20,7 @@ from typing import Any, Callable
 from . import _abi, _arrays, discovery
 from ._calls import c_five, c_text, call, calling, inside_call
 from ._library import library
+from ._models import resolve
 from ._progress import Progress
 from ._ranges import FrameRange
 from ._run import Run
@@ -134,7 +135,7 @@ class VideoVae:
         log: Callable[[int, str], Any] | None = None,
         **parameters: Any,
     ) -> None:
-        """Opens a checkpoint. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or
+        """Opens a checkpoint: a file, `"demo"`, or a name such as `"seedvr2"` of one that `vvae get` has downloaded. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or
         a torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger
         "video_vae"."""
         for key in parameters:
@@ -143,16 +144,17 @@ class VideoVae:
         callback = _logger(log)
         info = _abi.sized(_abi.vvae_create_info)
         info.abi_version = _abi.VVAE_ABI_VERSION
-        self._weights, self._device = os.fspath(weights), _arrays.device_name(device)
+        weights = resolve(weights)
+        self._weights, self._device = weights, _arrays.device_name(device)
         info.weights = c_text(os.fsencode(weights), "weights")
         info.device = c_text(self._device, "device")
         info.log = callback
         handle = ctypes.c_void_p()
         check(library().vvae_create(ctypes.byref(info), ctypes.byref(handle)))
-        self._handle: int = handle.value or 0
+        self._number: int = handle.value or 0
         self._closing = threading.Lock()
         # Holds the callback for as long as the library may call it.
-        self._finalizer = weakref.finalize(self, _release, self._handle, os.getpid(), callback)
+        self._finalizer = weakref.finalize(self, _release, self._number, os.getpid(), callback)
         self._values: dict[str, Any] = {}
         desc = _abi.sized(_abi.vvae_model_desc)
         call(self._handle, "vvae_model_info", self._handle, ctypes.byref(desc))
@@ -318,10 +320,16 @@ class VideoVae:
     def close(self) -> None:
         """Gives back everything. A call that is running in another thread is cancelled; closing twice does nothing.
         In a process that was forked from the one that opened the object nothing is given back, with a warning."""
-        if inside_call(self._handle):
+        if inside_call(self._number):
             raise StateError("close() came from a callback of a call on the same object; close it after the call")
         with self._closing:
             self._finalizer()
+
+    @property
+    def _handle(self) -> int:
+        if self.closed:
+            raise StateError("this VideoVae is closed; open another one")
+        return self._number
 
     @property
     def closed(self) -> bool:

@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 use super::table;
 use crate::commands::demo::{clip as demo_clip, metrics};
 use crate::commands::info;
+use crate::draft::Draft;
 use crate::files::{self, InputOptions, Source, VideoOptions};
 use crate::options::{ModelOptions, key_and_value};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
+use crate::report::Report;
 use crate::spool::Spool;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::vae::Vae;
@@ -312,7 +314,34 @@ const HEADINGS: [&str; 10] = [
 ];
 
 /// The table, as lines. `first`: the number of the clip's first frame.
-pub fn rows(outcomes: &[Outcome], figures: &[Figures], first: u64) -> Vec<String> {
+pub fn lines(outcomes: &[Outcome], figures: &[Figures], first: u64) -> Vec<String> {
+    table::lines(&rows(outcomes, figures, first))
+}
+
+/// A page about the clip and what the first variant makes of it, with the figures of all.
+pub fn page(
+    draft: Draft,
+    path: &Path,
+    clip: &Spool,
+    outcomes: &[Outcome],
+    figures: &[Figures],
+    first: u64,
+) -> Result<()> {
+    let reference = &outcomes[0];
+    let mut report = Report::new(format!("{} and back in {}", path.display(), reference.name), first);
+    for index in 0..clip.count() {
+        interrupt::check()?;
+        let [before, after] = [clip, &reference.video].map(|spool| spool.kind.rgb(&spool.frame(index)?));
+        report.frame(clip.kind.width, &before?, &after?)?;
+    }
+    for row in rows(outcomes, figures, first).iter().skip(1) {
+        let cells = HEADINGS.iter().zip(row).skip(1).filter(|(_, cell)| *cell != "-");
+        report.figure(&row[0], cells.map(|(heading, cell)| format!("{heading} {cell}")).collect::<Vec<_>>().join(", "));
+    }
+    report.write(draft)
+}
+
+fn rows(outcomes: &[Outcome], figures: &[Figures], first: u64) -> Vec<[String; HEADINGS.len()]> {
     let db = |psnr: f64| if psnr.is_finite() { format!("{psnr:.2}") } else { "equal".into() };
     let mut rows = vec![HEADINGS.map(str::to_owned)];
     for (outcome, figures) in outcomes.iter().zip(figures) {
@@ -346,11 +375,11 @@ pub fn rows(outcomes: &[Outcome], figures: &[Figures], first: u64) -> Vec<String
             units::bytes(outcome.host_bytes()),
         ]);
     }
-    table::lines(&rows)
+    rows
 }
 
 /// The figures for a file. A PSNR is null where frames are equal, and where there is nothing to compare with.
-pub fn json(clip: &Spool, outcomes: &[Outcome], figures: &[Figures], first: u64) -> Value {
+pub fn json(clip: &Spool, outcomes: &[Outcome], figures: &[Figures], first: u64) -> Vec<Value> {
     let row = |(outcome, figures): (&Outcome, &Figures)| {
         let settings: serde_json::Map<String, Value> =
             outcome.settings.iter().map(|(key, value)| (key.clone(), json!(value))).collect();

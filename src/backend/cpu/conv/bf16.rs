@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::grid::{PAIR_INPUTS, PATCHES, RUN, SumTiles, split_evenly};
-use super::patch::{self, KeptInputs, PatchSize, PatchSource};
+use super::patch::{self, KeptInputs, PatchSize};
 use super::winograd::ShareProducts;
 use super::{AreaTask, PatchKey};
 use crate::backend::Stop;
@@ -144,7 +144,7 @@ impl AreaTask<'_> {
             for term in &conv.frames[frame].terms[3..] {
                 let patch = SHORTCUTS + sum;
                 // SAFETY: by this function's contract; the slot has room for the patch.
-                let size = unsafe { self.prepare_bf16_patch::<S>(term, 0, at(patch)) };
+                let size = unsafe { self.prepare_patch::<S, bf16>(term, 0, at(patch)) };
                 steps.push(PairStep { patch, size, term, sum, add: true });
             }
         }
@@ -282,31 +282,10 @@ impl AreaTask<'_> {
         let size = match patches[place] {
             Some(patch) if found.is_some() => patch.size,
             // SAFETY: by this function's contract; the slot has room for the patch.
-            _ => unsafe { self.prepare_bf16_patch::<S>(term, phase, into) },
+            _ => unsafe { self.prepare_patch::<S, bf16>(term, phase, into) },
         };
         patches[place] = Some(Patch { key, size });
         (into, size)
-    }
-
-    /// # Safety
-    /// As [`AreaTask::run_bf16`].
-    unsafe fn prepare_bf16_patch<S: Bf16Kernels>(
-        &self,
-        term: &Term<Offsets>,
-        phase: usize,
-        into: *mut bf16,
-    ) -> PatchSize {
-        let (conv, area) = (self.conv, self.area);
-        // SAFETY: the slot is this task's.
-        let source: PatchSource<bf16> = unsafe { conv.source(term, phase, self.slot, 0) };
-        if conv.is_shortcut(term) {
-            let size = PatchSize { rows: area.height, columns: self.tiles().pitch };
-            // SAFETY: by this function's contract.
-            unsafe { patch::fill::<S, bf16>(&source, area.top as isize, area.left as isize, size, into) };
-            return size;
-        }
-        // SAFETY: by this function's contract.
-        unsafe { patch::windowed::<S, bf16>(&source, &conv.grid, area, into) }
     }
 
     /// The products of a term, added to the sums or written to them. `ahead` are the weights that are needed after its,

@@ -9,9 +9,7 @@ use crate::backend::cpu::memory::{ALIGN, CpuMemory, SharedPointer};
 use crate::backend::cpu::norm::{self, Moments};
 use crate::backend::cpu::simd::{BLOCK, panel_count, panel_width};
 use crate::error::{Error, Result};
-use crate::ir::{
-    ConvFrame, ConvLayout, ConvOp, FIRST_FRAME_SLAB, FrameShape, FrameUnit, Offsets, Prologue, Term, Window,
-};
+use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, FrameUnit, Offsets, Prologue, Term, Window};
 
 /// Scratch of an operation: the moments of all frames; then patches, components, sums and norm tables per slot.
 struct ConvScratch {
@@ -67,17 +65,17 @@ pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, precision: Precisio
         ConvScratch::new(layout, &grid, frames, threads).bytes(frames)
     };
     // The first frame of a clip and the others are computed one after the other.
-    if has_first_frames(layout, precision) { bytes(true).max(bytes(false)) } else { bytes(false) }
+    first_slab(layout, precision).map_or_else(|| bytes(false), |_| bytes(true).max(bytes(false)))
 }
 
-/// Whether the first frame of a clip is computed apart from others. Elsewhere patches are shared with it.
-fn has_first_frames(layout: &ConvLayout, precision: Precision) -> bool {
-    uses_winograd(layout, precision) && layout.has_first_frame_slab()
+/// The slab of a clip's first frame, where that is computed apart from others. Elsewhere patches are shared with it.
+fn first_slab(layout: &ConvLayout, precision: Precision) -> Option<u8> {
+    layout.first_frame_slab().filter(|_| uses_winograd(layout, precision))
 }
 
 /// Whether a frame is such a frame.
 pub fn is_first(layout: &ConvLayout, precision: Precision, frame: &ConvFrame<Offsets>) -> bool {
-    has_first_frames(layout, precision) && frame.terms.iter().any(|term| term.slab == FIRST_FRAME_SLAB)
+    first_slab(layout, precision).is_some_and(|first| frame.terms.iter().any(|term| term.slab == first))
 }
 
 /// Some frames of an operation: the first of a clip, or others.
@@ -130,7 +128,7 @@ impl<'a> CheckedConv<'a> {
         for frame in frames {
             check_frame(memory, op, output, weights.precision, frame)?;
             let main = || frame.terms.iter().filter(|term| u64::from(term.slab) < layout.slabs);
-            if first && !main().all(|term| term.slab == FIRST_FRAME_SLAB) {
+            if first && !main().all(|term| Some(term.slab) == layout.first_frame_slab()) {
                 return Err(fail(op, "the first frame of a clip has slabs of others"));
             }
         }

@@ -228,10 +228,12 @@ impl AreaTask<'_> {
             conv.weights.panel(usize::from(pass.steps[step].slab), components * at.column + component, panel)
         };
         for (number, step) in pass.steps.iter().enumerate() {
-            let next = match () {
-                () if number + 1 < pass.steps.len() => weights(number + 1, at.row, panel),
-                () if panel + 1 < self.panels.end => weights(0, at.row, panel + 1),
-                () => weights(0, (at.row + 1) % components, self.panels.start),
+            let next = if number + 1 < pass.steps.len() {
+                weights(number + 1, at.row, panel)
+            } else if panel + 1 < self.panels.end {
+                weights(0, at.row, panel + 1)
+            } else {
+                weights(0, (at.row + 1) % components, self.panels.start)
             };
             let own = weights(number, at.row, panel);
             let from = self.component(pass, at.row, step.patch);

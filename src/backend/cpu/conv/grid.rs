@@ -5,7 +5,7 @@ use super::square::{GROUP, Square};
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, MOST_TILES, PANEL, TILE, panel_count};
-use crate::ir::{ConvLayout, FIRST_FRAME_SLAB, FrameShape, Window};
+use crate::ir::{ConvLayout, FrameShape, Window};
 
 /// Input frames that a pair of output frames reads.
 pub const PAIR_INPUTS: usize = 4;
@@ -57,11 +57,6 @@ pub fn square_of(layout: &ConvLayout, precision: Precision, first: bool) -> Opti
     let alone = first || layout.slabs == 1;
     let large = layout.cin.min(layout.cout) >= LARGE_CHANNELS && (alone || layout.cin * layout.cout <= LARGE_WEIGHTS);
     uses_winograd(layout, precision).then_some(if large { Square::Large } else { Square::Small })
-}
-
-/// Whether a slab is that of the first frame of a clip: see [`FIRST_FRAME_SLAB`].
-pub fn is_first_slab(layout: &ConvLayout, slab: u64) -> bool {
-    layout.has_first_frame_slab() && slab == u64::from(FIRST_FRAME_SLAB)
 }
 
 /// Products that are computed for an output pixel and a term of a later frame, in whole squares.

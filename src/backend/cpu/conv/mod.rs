@@ -15,10 +15,11 @@ mod winograd;
 
 use std::ops::Range;
 
+use super::element::Element;
 use super::memory::CpuMemory;
 use super::norm;
-use super::simd::Microkernels;
-use crate::backend::Stop;
+use super::simd::{Microkernels, Simd};
+use crate::backend::{Precision, Stop};
 use crate::error::Result;
 use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
 use crate::thread_pool::Pool;
@@ -221,7 +222,7 @@ impl AreaTask<'_> {
             unsafe {
                 let size = match *ready {
                     Some((of, size)) if of == key => size,
-                    _ => self.prepare_f32_patch::<S>(term, pass.phase, patch),
+                    _ => self.prepare_patch::<S, f32>(term, pass.phase, patch),
                 };
                 *ready = Some((key, size));
                 pass.add_term::<S>(term, number > 0, (patch, size), last);
@@ -230,26 +231,25 @@ impl AreaTask<'_> {
         true
     }
 
-    /// Prepares the patch of a term.
+    /// Prepares the patch of a term. In bf16 that of a shortcut is as wide as the sums.
     ///
     /// # Safety
-    /// As [`AreaTask::run_f32`].
-    unsafe fn prepare_f32_patch<S: Microkernels>(
-        &self,
-        term: &Term<Offsets>,
-        phase: usize,
-        into: *mut f32,
-    ) -> PatchSize {
+    /// The processor has `S`, and the slot has room for the patch.
+    unsafe fn prepare_patch<S: Simd, E: Element>(&self, term: &Term<Offsets>, phase: usize, into: *mut E) -> PatchSize {
         let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
-        let source: PatchSource<f32> = unsafe { conv.source(term, phase, self.slot, 0) };
-        if conv.is_shortcut(term) {
-            let size = PatchSize { rows: area.height, columns: area.width };
+        let source: PatchSource<E> = unsafe { conv.source(term, phase, self.slot, 0) };
+        if !conv.is_shortcut(term) {
             // SAFETY: by this function's contract.
-            unsafe { patch::fill::<S, f32>(&source, area.top as isize, area.left as isize, size, into) };
-            return size;
+            return unsafe { patch::windowed::<S, E>(&source, &conv.grid, area, into) };
         }
+        let columns = match conv.grid.precision {
+            Precision::Bf16 => conv.grid.sum_tiles(area.height, area.width).pitch,
+            _ => area.width,
+        };
+        let size = PatchSize { rows: area.height, columns };
         // SAFETY: by this function's contract.
-        unsafe { patch::windowed::<S, f32>(&source, &conv.grid, area, into) }
+        unsafe { patch::fill::<S, E>(&source, area.top as isize, area.left as isize, size, into) };
+        size
     }
 }

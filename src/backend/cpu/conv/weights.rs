@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::grid::{is_first_slab, square_of, uses_winograd};
+use super::grid::{square_of, uses_winograd};
 use super::square::Square;
 use crate::backend::cpu::element::{Number, block_channels};
 use crate::backend::cpu::memory::{ALIGN, HostBlock};
@@ -67,7 +67,7 @@ impl Packing<'_> {
 
     /// The squares of a slab, if Winograd's algorithm is used.
     fn square(&self, slab: usize) -> Option<Square> {
-        let first = is_first_slab(self.layout, slab as u64);
+        let first = self.layout.first_frame_slab().is_some_and(|first| usize::from(first) == slab);
         square_of(self.layout, self.precision, first).filter(|_| (slab as u64) < self.layout.slabs)
     }
 

@@ -15,6 +15,18 @@ constexpr int WEIGHT_TILE_BYTES = 16384;            // packed weights of one tap
 constexpr int K_BLOCK = ROW_BYTES / ELEMENT_BYTES;  // input channels of a patch
 static_assert(WEIGHT_TILE_BYTES == TILE_CHANNELS * ROW_BYTES);
 
+/// What a kernel multiplies at a time. `COLUMNS`: output channels of a tile. `ROW`: bytes of a pixel in a patch, and of
+/// an output channel in a tile of weights. `CHANNELS`: input channels of both, and channels of a box of the output.
+template <int COLUMNS_, int ROW_>
+struct TileWidths {
+    static constexpr int COLUMNS = COLUMNS_, ROW = ROW_, BYTES = COLUMNS * ROW, CHANNELS = ROW / ELEMENT_BYTES;
+};
+typedef TileWidths<TILE_CHANNELS, ROW_BYTES> Wide;
+// For widths that 128 columns or 64 channels do not divide, such as 96 and 192.
+constexpr int NARROW_CHANNELS = 96;   // output channels of a tile
+constexpr int NARROW_ROW_BYTES = 64;  // a pixel of a patch, and an output channel of a weight tile; 64-byte swizzle
+typedef TileWidths<NARROW_CHANNELS, NARROW_ROW_BYTES> Narrow;
+
 /// A patch and its taps. Tap (i, j) reads the patch i rows further down and j columns further right.
 struct Plane {
     // Corner of the patch relative to stride * (tile corner). For a band, `dy` counts from its first row in memory.

@@ -4,7 +4,7 @@
 //     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
 //
 // d0 to d3 are the input frames of both, U0 to U3 sums of the weights' slabs. A tile is 8 x 16 pixels of both frames by
-// 128 output channels. Warps 0 to 3 sum m1, warps 4 to 7 m2. Then they exchange their sums, and each group has the sum
+// 128 or 96 output channels. Half of the warps sum m1, half m2. Then they exchange their sums, and each group has the sum
 // of one frame, to which it adds m0 or -m3. So each frame's sum has the same products in the same order if the other
 // frame is missing.
 //
@@ -18,17 +18,29 @@
 #include "mainloop_mma.cuh"
 
 constexpr int THREADS = 256;
-constexpr int GROUP_THREADS = 128;
+// Three warps of a group would leave a quarter of the tensor cores idle, so six compute half of the rows.
+constexpr int NARROW_THREADS = 384;
+constexpr int LOADERS = 128;  // threads of a group that load patches
 constexpr int PATCH_BYTES = PATCH_PIXELS * STEP_BYTES;
 constexpr int STEP_UNITS = STEP_BYTES / UNIT_BYTES;
-constexpr int EXCHANGED = 8;  // sums that a thread exchanges at once
 constexpr int SHARED_BYTES = 94624;
+constexpr int NARROW_SHARED_BYTES = 90992;
 
-/// What depends on the window: Same has 3 x 3 taps, Up 2 x 2 for each phase.
-template <int SIDE>
+/// What depends on the window: Same has 3 x 3 taps, Up 2 x 2 for each phase. And how warps share a tile.
+template <class Widths_, int SIDE_>
 struct PairWindow {
+    using Widths = Widths_;
+    static constexpr bool WIDE = Widths::ROW == Wide::ROW;
+    static constexpr int BLOCK_THREADS = WIDE ? THREADS : NARROW_THREADS, GROUP_THREADS = BLOCK_THREADS / 2;
+    static constexpr int GROUP_WARPS = GROUP_THREADS / 32;
+    static constexpr int STACKED_WARPS = GROUP_WARPS / Steps<Widths>::CHANNEL_WARPS;  // of one channel range
+    static constexpr int WARP_ROWS = TILE_ROWS / STACKED_WARPS;
+    static constexpr int EXCHANGED = WIDE ? 8 : 4;  // sums that a thread exchanges at once
+    // Of a tap in both slabs, and of a step of one.
+    static constexpr int TAP_BYTES = 2 * Steps<Widths>::TILE_BYTES, STEP_TILE_BYTES = Steps<Widths>::TILE_BYTES;
+    static constexpr int SIDE = SIDE_;
     static constexpr bool UP = SIDE == 2;
-    static constexpr int TAPS = SIDE * SIDE, TAP_ROW_BYTES = SIDE * WEIGHT_TILE_BYTES;
+    static constexpr int TAPS = SIDE * SIDE, TAP_ROW_BYTES = SIDE * TAP_BYTES;
     // Columns of taps before which a group loads and transforms its next patches.
     static constexpr int LOAD_COL = 0, TRANSFORM_COL = SIDE - 1;
 
@@ -38,21 +50,21 @@ struct PairWindow {
 /// What the products of a step add: to m1 or m2, to one frame, or the shortcut to one frame.
 enum Sum { SHARED, OWN, SHORTCUT_SUM };
 
-typedef UnitWalk<GROUP_THREADS, STEP_UNITS> PairUnits;
+typedef UnitWalk<LOADERS, STEP_UNITS> PairUnits;
 
 struct GroupShared {
     u8 patch[2][PATCH_BYTES];             // [stage]
     u8 other[PATCH_BYTES];                // what is added or subtracted
-    UnitSource source[2][GROUP_THREADS];  // of both, for the sum that is loaded. Each thread has its own
+    UnitSource source[2][LOADERS];        // of both, for the sum that is loaded. Each thread has its own
 };
 
+template <class Window>
 struct PairShared {
     GroupShared group[2];
-    float4 exchange[2][EXCHANGED / 4][THREADS];
-    WarpMoments<WARP_CHANNELS / 4> moments[THREADS / 32];
-    Tile tile[THREADS / 32];
+    float4 exchange[2][Window::EXCHANGED / 4][Window::BLOCK_THREADS];
+    WarpMoments<WARP_CHANNELS / 4> moments[Window::BLOCK_THREADS / 32];
+    Tile tile[Window::BLOCK_THREADS / 32];
 };
-static_assert(sizeof(PairShared) == SHARED_BYTES, "dynamic shared memory of a launch");
 
 /// Goes through the steps of a group's tiles.
 template <class Window>
@@ -84,20 +96,20 @@ struct StepCursor {
     __device__ __forceinline__ void enter_sum(int next) {
         sum = next, step = 0;
         if (sum == SHORTCUT_SUM) {
-            weights = weight_tiles(p, p.source[1], true, 0, tile);
+            weights = weight_tiles<typename Window::Widths>(p, p.source[1], true, 0, tile);
             return;
         }
         // Two slabs lie side by side, a step's tile of each in turn.
         const int phase = (sum == OWN ? p.phases : 0) + Window::phase(tile);
         const i64 first = phase * p.channel_tiles + tile.channel_tile;
-        weights = p.source[0].weights + first * p.source[0].k_blocks * Window::TAPS * (2 * WEIGHT_TILE_BYTES) +
-                  group * STEP_TILE_BYTES;
+        weights = p.source[0].weights + first * p.source[0].k_blocks * Window::TAPS * (2 * Window::Widths::BYTES) +
+                  group * Window::STEP_TILE_BYTES;
     }
 
     /// True if a tile ends.
     __device__ __forceinline__ bool advance() {
-        weights += sum == SHORTCUT_SUM ? STEP_TILE_BYTES : Window::TAPS * WEIGHT_TILE_BYTES;
-        if (++step < source().k_blocks * STEPS) return false;
+        weights += sum == SHORTCUT_SUM ? Window::STEP_TILE_BYTES : Window::TAPS * Window::TAP_BYTES;
+        if (++step < source().k_blocks * Steps<typename Window::Widths>::COUNT) return false;
         const FrameParams& own = pair().frame[group];
         if (own.terms > 0 && (sum == SHARED || (sum == OWN && own.slot[SHORTCUT_TERM] >= 0))) {
             enter_sum(sum + 1);
@@ -129,15 +141,18 @@ struct PatchLoader {
 
     __device__ __forceinline__ u32 patch(int stage) const { return shared + stage * PATCH_BYTES; }
     __device__ __forceinline__ u32 other() const { return shared + 2 * PATCH_BYTES; }
+    static __device__ __forceinline__ bool loads() {
+        return Window::GROUP_THREADS == LOADERS || thread_now() % Window::GROUP_THREADS < LOADERS;
+    }
 
     __device__ __forceinline__ void load(const StepCursor<Window>& at, int stage) const {
-        if (!at.done()) {
-            const u32 thread = thread_now() % GROUP_THREADS;
+        if (!at.done() && loads()) {
+            const u32 thread = thread_now() % Window::GROUP_THREADS;
             const PairUnits units(thread);
 #pragma unroll
             for (int operand = 0; operand < 2; ++operand) {
                 if (operand == 1 && at.sum == SHORTCUT_SUM) break;
-                const u32 saved = shared + 3 * PATCH_BYTES + (operand * GROUP_THREADS + thread) * UNIT_BYTES;
+                const u32 saved = shared + 3 * PATCH_BYTES + (operand * LOADERS + thread) * UNIT_BYTES;
                 if (at.step == 0) at.locate(units, operand).store(saved);
                 units.load(at.source(), UnitSource::load(saved), at.step * STEP_CHANNELS,
                            operand ? other() : patch(stage));
@@ -149,12 +164,12 @@ struct PatchLoader {
     /// Waits for what this thread has loaded, and transforms it in place.
     __device__ __forceinline__ void transform(const StepCursor<Window>& at, int stage) const {
         cp_async_wait<0>();
-        if (at.done() || at.sum == SHORTCUT_SUM) return;
-        const PairUnits units(thread_now() % GROUP_THREADS);
+        if (at.done() || at.sum == SHORTCUT_SUM || !loads()) return;
+        const PairUnits units(thread_now() % Window::GROUP_THREADS);
         const float factor = Window::UP ? 0.5f : 1.0f;
         const Pair scale = pack2(factor, factor), sign = at.sum == SHARED && at.group == 0 ? scale : negate2(scale);
         // Several at a time, so that their loads overlap.
-        constexpr int BATCH = 3;
+        constexpr int BATCH = Window::WIDE ? 3 : 2;
 #pragma unroll
         for (int first = 0; first < PairUnits::COUNT; first += BATCH) {
             uint4 x[BATCH], y[BATCH];
@@ -176,20 +191,23 @@ struct PatchLoader {
 };
 
 /// The first group gets the sum of both groups' sums, the second the difference.
-__device__ __forceinline__ void exchange_sums(PairShared& shared, int group, int warp,
-                                              float (&acc)[TILE_ROWS][CHANNEL_BLOCKS][4]) {
-    const int other = threadIdx.x ^ GROUP_THREADS;
+template <class Window>
+__device__ __forceinline__ void exchange_sums(PairShared<Window>& shared, int group, int warp,
+                                              float (&acc)[Window::WARP_ROWS][CHANNEL_BLOCKS][4]) {
+    constexpr int EXCHANGED = Window::EXCHANGED, GROUP_THREADS = Window::GROUP_THREADS;
+    const int other = Window::WIDE ? threadIdx.x ^ GROUP_THREADS
+                                   : threadIdx.x + (group ? -GROUP_THREADS : GROUP_THREADS);
     const float sign = group ? -1.0f : 1.0f;
     const auto at = [&](int i) -> float(&)[4] { return acc[i / CHANNEL_BLOCKS][i % CHANNEL_BLOCKS]; };
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS * CHANNEL_BLOCKS; i += EXCHANGED / 4) {
-        float4(&buffer)[EXCHANGED / 4][THREADS] = shared.exchange[i / (EXCHANGED / 4) % 2];
+    for (int i = 0; i < Window::WARP_ROWS * CHANNEL_BLOCKS; i += EXCHANGED / 4) {
+        float4(&buffer)[EXCHANGED / 4][Window::BLOCK_THREADS] = shared.exchange[i / (EXCHANGED / 4) % 2];
 #pragma unroll
         for (int j = 0; j < EXCHANGED / 4; ++j) {
             const float(&own)[4] = at(i + j);
             buffer[j][threadIdx.x] = make_float4(own[0], own[1], own[2], own[3]);
         }
-        named_barrier(3 + warp % CHANNEL_WARPS, 64);
+        named_barrier(3 + warp % Window::GROUP_WARPS, 64);
 #pragma unroll
         for (int j = 0; j < EXCHANGED / 4; ++j) {
             const float4 got = buffer[j][other];
@@ -202,14 +220,19 @@ __device__ __forceinline__ void exchange_sums(PairShared& shared, int group, int
     }
 }
 
-template <int SIDE>
+template <class Window>
 __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
-    using Window = PairWindow<SIDE>;
+    using Widths = typename Window::Widths;
+    constexpr int SIDE = Window::SIDE, WARP_ROWS = Window::WARP_ROWS, GROUP_WARPS = Window::GROUP_WARPS;
     extern __shared__ __align__(128) u8 memory[];
-    PairShared& shared = *reinterpret_cast<PairShared*>(memory);
+    using Shared = PairShared<Window>;
+    static_assert(sizeof(Shared) == (Window::WIDE ? SHARED_BYTES : NARROW_SHARED_BYTES),
+                  "dynamic shared memory of a launch");
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
     // The shuffle tells the compiler that a warp's numbers are the same in all its lanes.
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / CHANNEL_WARPS;
-    const int warp_channel = warp % CHANNEL_WARPS * WARP_CHANNELS;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / GROUP_WARPS;
+    const int warp_row = warp % GROUP_WARPS % Window::STACKED_WARPS * WARP_ROWS;
+    const int warp_channel = warp % GROUP_WARPS / Window::STACKED_WARPS * WARP_CHANNELS;
     const int a_col = lane & 15, a_unit = lane >> 4;
     const int b_lane = lane_weights(warp_channel, lane);
     const PatchLoader<Window> loader = {p, smem_address(&shared.group[group])};
@@ -218,27 +241,28 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
     loader.load(next, 0);
     loader.transform(next, 0);
     int stage = 0;
-    float acc[TILE_ROWS][CHANNEL_BLOCKS][4];
+    float acc[WARP_ROWS][CHANNEL_BLOCKS][4];
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
     const auto epilogue_of = [&](const Tile& tile, const FrameParams& frame) {
-        return EpilogueMma<2 * TILE_ROWS>{p,
-                                          tile,
-                                          frame,
-                                          lane,
-                                          make_int2(tile.x + lane / 4, tile.y),
-                                          tile.channel_tile * TILE_CHANNELS + warp_channel};
+        return EpilogueMma<2 * WARP_ROWS, Widths>{p,
+                                                  tile,
+                                                  frame,
+                                                  lane,
+                                                  make_int2(tile.x + lane / 4, tile.y + warp_row),
+                                                  tile.channel_tile * Widths::COLUMNS + warp_channel};
     };
     while (!next.done()) {
         ColumnWeights<SIDE> first, second;  // of the products of a step
         first.load(next.weights + b_lane, Window::TAP_ROW_BYTES);
         // m1 is in both frames' sums, so it starts from the bias.
-        const float* bias = bias_of(p, next.pair().any(), next.tile, 0) + next.tile.channel_tile * TILE_CHANNELS;
+        const float* bias =
+            bias_of<Widths>(p, next.pair().any(), next.tile, 0) + next.tile.channel_tile * Widths::COLUMNS;
 #pragma unroll
         for (int n = 0; n < CHANNEL_BLOCKS; ++n) {
             float2 v = make_float2(0.0f, 0.0f);
             if (group == 0) v = load_pair_readonly(bias + warp_channel + block_channel(n, lane));
 #pragma unroll
-            for (int m = 0; m < TILE_ROWS; ++m) acc[m][n][0] = acc[m][n][2] = v.x, acc[m][n][1] = acc[m][n][3] = v.y;
+            for (int m = 0; m < WARP_ROWS; ++m) acc[m][n][0] = acc[m][n][2] = v.x, acc[m][n][1] = acc[m][n][3] = v.y;
         }
         if (Window::UP && group == 0) epilogue_of(next.tile, next.pair().any()).load_edge_bias(value);
         bool end = false;
@@ -248,8 +272,8 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
             const u8* weights = next.weights + b_lane;
             end = next.advance();
             const bool last_shared = sum == SHARED && (end || next.sum == OWN);
-            named_barrier(1 + group, GROUP_THREADS);
-            const u32 patch = loader.patch(stage) + a_col * STEP_BYTES;
+            named_barrier(1 + group, Window::GROUP_THREADS);
+            const u32 patch = loader.patch(stage) + (warp_row * PATCH_PITCH + a_col) * STEP_BYTES;
             const auto column = [&](int col) {
                 return patch + col * STEP_BYTES + ((a_unit ^ (((a_col + col) >> 1) & 3)) << 4);
             };
@@ -261,7 +285,7 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
                 // One tap, the first of the column.
                 const ColumnWeights<1>& first_tap = reinterpret_cast<const ColumnWeights<1>&>(first);
                 ColumnWeights<1> second_tap;
-                second_tap.load(weights + PRODUCT_TILE_BYTES, 0);
+                second_tap.load(weights + Steps<Widths>::PRODUCT_BYTES, 0);
                 add_column<STEP_BYTES>(column(0), first_tap, acc);
                 load_next(next.weights + b_lane, next.sum == SHORTCUT_SUM);
                 add_column<STEP_BYTES>(column(0) ^ 32, second_tap, acc);
@@ -271,27 +295,31 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
                 for (int col = 0; col < SIDE; ++col) {
                     if (col == Window::LOAD_COL) loader.load(next, stage ^ 1);
                     if (col == Window::TRANSFORM_COL) loader.transform(next, stage ^ 1);
-                    second.load(weights + PRODUCT_TILE_BYTES, Window::TAP_ROW_BYTES);
+                    second.load(weights + Steps<Widths>::PRODUCT_BYTES, Window::TAP_ROW_BYTES);
                     add_column<STEP_BYTES>(column(col), first, acc);
-                    weights = col + 1 < SIDE ? weights + WEIGHT_TILE_BYTES : next.weights + b_lane;
+                    weights = col + 1 < SIDE ? weights + Window::TAP_BYTES : next.weights + b_lane;
                     load_next(weights, col + 1 == SIDE && next.sum == SHORTCUT_SUM);
                     add_column<STEP_BYTES>(column(col) ^ 32, second, acc);
                 }
             }
             stage ^= 1;
-            if (last_shared) exchange_sums(shared, group, warp, acc);
+            if (last_shared) exchange_sums<Window>(shared, group, warp, acc);
         }
         // Hides where it comes from. Else the compiler would keep what it derived from it.
         asm volatile("" : "+r"(next.index));
         const Tile tile(p, next.index - gridDim.x, TILE_ROWS, TILE_COLS);
         const FrameParams& frame = p.frame[2 * tile.frame + group];
         if (frame.terms == 0) continue;
+        if constexpr (!Window::WIDE) {
+            epilogue_of(tile, frame).store(value, nullptr);
+            continue;
+        }
         auto& moments = shared.moments[warp];
         epilogue_of(tile, frame).store(value, p.records ? &moments : nullptr);
         if (p.records) {
             __syncwarp();
             if (lane < WARP_CHANNELS / 4)
-                store_record<1, TILE_ROWS>(p, tile, frame.record, &moments, lane, tile.x, tile.y,
+                store_record<1, WARP_ROWS>(p, tile, frame.record, &moments, lane, tile.x, tile.y,
                                            tile.channel_tile * TILE_CHANNELS + warp_channel);
             __syncwarp();
         }
@@ -299,10 +327,15 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __grid_constant__ ConvParams p) {
-    convolve_pairs<3>(p);
+    convolve_pairs<PairWindow<Wide, 3>>(p);
 }
 
 /// For the window Up.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair_up(const __grid_constant__ ConvParams p) {
-    convolve_pairs<2>(p);
+    convolve_pairs<PairWindow<Wide, 2>>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(NARROW_THREADS, 1)
+    conv_mma_pair_96(const __grid_constant__ ConvParams p) {
+    convolve_pairs<PairWindow<Narrow, 3>>(p);
 }

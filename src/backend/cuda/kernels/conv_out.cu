@@ -1,4 +1,5 @@
 // Norm, SiLU and 3x3 convolution over three frames of many channels to at most 3. Bound by reading the input once.
+// conv_out_pixel.cu compiles it with the norm of pixels: that reads the input twice, first for the lengths of the pixels.
 //
 // A product with 3 columns would leave the tensor cores idle, and 9 taps would read each pixel 9 times. So the taps
 // become columns: each pixel of the patch is multiplied once by 9 taps x 3 outputs = 27 columns (32 with padding), for
@@ -10,6 +11,15 @@
 // adjacent ones and the weights are packed to match.
 #include "ampere.cuh"
 #include "norm.cuh"
+
+// Which norm: that of pixels, or GroupNorm.
+#ifdef VVAE_PIXEL_NORM
+#define CONV_OUT conv_out_pixel
+constexpr bool PIXEL = true;
+#else
+#define CONV_OUT conv_out
+constexpr bool PIXEL = false;
+#endif
 
 constexpr int TILE_ROWS_2B = 8;  // 2-byte elements
 constexpr int TILE_ROWS_4B = 6;  // 4-byte elements
@@ -30,6 +40,7 @@ constexpr int PATCH_COLS = TILE_COLS + 2, PATCH_PIXELS = PATCH_COLS * (TILE_ROWS
 constexpr int M_BLOCKS = 2;            // 16 pixels each, of a warp
 constexpr int TAPS = 9, N_BLOCKS = 4;  // 8 columns each
 constexpr int PITCH = 83;              // floats of a pixel's products; odd, so adjacent pixels use different banks
+constexpr int INVERSE_LENGTH = 81;     // behind a pixel's products: 1 / length of its channels
 // Channels that the four lanes of a pixel load at once, for two products.
 constexpr int GROUP_CHANNELS = 4 * UNIT_CHANNELS;
 static_assert(M_BLOCKS * WARPS * 16 >= PATCH_PIXELS);
@@ -64,7 +75,7 @@ struct Shared {
 static_assert(sizeof(Shared) == (ELEMENT_BYTES == 4 ? SHARED_BYTES_4B : SHARED_BYTES_2B),
               "dynamic shared memory of a launch");
 
-/// Loads a frame's slabs and norm to shared memory. The slabs of the previous frame are reused where they are the same.
+/// Loads a frame's slabs and norm to shared memory; for the norm of pixels, gamma. The slabs of the previous frame are reused where they are the same.
 __device__ __forceinline__ void load_weights(Shared& shared, const OutParams& p, int index) {
     const OutFrameParams &frame = p.frame[index], &previous = p.frame[max(index - 1, 0)];
     const int slab_units = (p.channels + GROUP_CHANNELS - 1) / GROUP_CHANNELS * 2 * 32 * 2 * N_BLOCKS / 4;
@@ -74,8 +85,10 @@ __device__ __forceinline__ void load_weights(Shared& shared, const OutParams& p,
         for (int i = threadIdx.x; i < slab_units; i += THREADS)
             reinterpret_cast<uint4*>(shared.weights[k])[i] = __ldg(from + i);
     }
-    for (int c = threadIdx.x; c < MAX_CHANNELS; c += THREADS)
-        shared.norm[c] = scale_and_shift(p.norm, frame.slot, c, p.channels);
+    for (int c = threadIdx.x; c < MAX_CHANNELS; c += THREADS) {
+        if (PIXEL) shared.norm[c].x = c < p.channels ? __ldg(p.norm.gamma + c) : 0.0f;
+        else shared.norm[c] = scale_and_shift(p.norm, frame.slot, c, p.channels);
+    }
 }
 
 /// Offset of a tile's patch in a frame, in units; it may lie before the frame, because of the halo. Computed for each
@@ -133,7 +146,7 @@ __device__ __forceinline__ void finish_pixel(Shared& shared, const OutParams& p,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1)
-    conv_out(const __grid_constant__ OutParams p) {
+    CONV_OUT(const __grid_constant__ OutParams p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
@@ -171,6 +184,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
             const bool inside = q * GROUP_CHANNELS + t * UNIT_CHANNELS < p.channels && offset[m][half] >= 0;
             return inside ? load_readonly_once(in + offset[m][half] + q * 4) : make_uint4(0, 0, 0, 0);
         };
+        const auto inverse_of = [&](int m, int half) -> float& {
+            return shared.products[min((m * WARPS + warp) * 16 + half * 8 + lane / 4, PATCH_PIXELS - 1)][INVERSE_LENGTH];
+        };
+        if (PIXEL) {
+#pragma unroll
+            for (int i = 0; i < 2 * M_BLOCKS; ++i) {
+                float sum = 0.0f;
+                for (int q = 0; q < groups; ++q) sum = add_squares(load(q, i / 2, i % 2), sum);
+                const float inverse = inverse_length(sum, 4);
+                if (offset[i / 2][i % 2] >= 0 && t == 0) inverse_of(i / 2, i % 2) = inverse;
+            }
+            __syncwarp();
+        }
         float acc[M_BLOCKS][SPAN][N_BLOCKS][4] = {};
         uint4 next[M_BLOCKS][2];
 #pragma unroll
@@ -182,7 +208,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
 #pragma unroll
             for (int i = 0; i < 2 * M_BLOCKS; ++i) {
                 const int m = i / 2, half = i % 2;
-                value[m][half] = offset[m][half] >= 0 ? norm.apply<true>(next[m][half]) : make_uint4(0, 0, 0, 0);
+                const auto normalised = [&](uint4 unit) {
+                    return PIXEL ? normalise_unit<true>(unit, inverse_of(m, half), norm.scale) : norm.apply<true>(unit);
+                };
+                value[m][half] = offset[m][half] >= 0 ? normalised(next[m][half]) : make_uint4(0, 0, 0, 0);
                 if (q + 1 < groups) next[m][half] = load(q + 1, m, half);
             }
 #pragma unroll

@@ -20,10 +20,11 @@ __device__ __forceinline__ int partial_offset(const ConvParams& p, const Tile& t
 }
 
 /// The bias of all channels, for a frame and a tile's phase.
+template <class Widths = Wide>
 __device__ __forceinline__ const float* bias_of(const ConvParams& p, const FrameParams& frame, const Tile& tile,
                                                 int edge) {
     const i64 row = (frame.bias * p.phases + tile.phase) * (p.phases == 4 ? 4 : 1) + edge;
-    return p.bias + row * p.channel_tiles * TILE_CHANNELS;
+    return p.bias + row * p.channel_tiles * Widths::COLUMNS;
 }
 
 /// The bias index of a pixel with Up: 1 in the phase's outer row, 2 in its outer column, 3 in both.

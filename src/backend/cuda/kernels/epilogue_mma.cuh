@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_in_place(float& x, float y) {
 
 /// For a warp whose lanes hold `PIXELS` pixels by four blocks of 8 channels. Pixels 2k and 2k + 1 are in row k of the
 /// warp, 8 columns apart. `acc(i, block, e)` are the accumulators. There is no residual with Up.
-template <int PIXELS>
+template <int PIXELS, class Widths = Wide>
 struct EpilogueMma {
     const ConvParams& p;
     const Tile& tile;
@@ -54,7 +54,7 @@ struct EpilogueMma {
     __device__ __forceinline__ void load_bias(Acc acc) const {
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
-            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + block_channel(block, lane));
+            const float2 v = load_pair_readonly(bias_of<Widths>(p, frame, tile, 0) + channel + block_channel(block, lane));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
         }
@@ -70,7 +70,7 @@ struct EpilogueMma {
             if (edge == 0) continue;
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block) {
-                const float* bias = bias_of(p, frame, tile, edge);
+                const float* bias = bias_of<Widths>(p, frame, tile, edge);
                 const float2 v = load_pair_readonly(bias + channel + block_channel(block, lane));
                 acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
             }
@@ -124,7 +124,7 @@ struct EpilogueMma {
     __device__ __forceinline__ void add_bias(Acc acc) const {
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
-            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + block_channel(block, lane));
+            const float2 v = load_pair_readonly(bias_of<Widths>(p, frame, tile, 0) + channel + block_channel(block, lane));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) += v.x, acc(i, block, 1) += v.y;
         }

@@ -14,14 +14,17 @@ constexpr int TILE_ROWS = 8;
 constexpr int TILE_COLS = 16;
 constexpr int WARP_CHANNELS = 32;
 constexpr int CHANNEL_BLOCKS = WARP_CHANNELS / 8;  // a product has 8 columns
-constexpr int CHANNEL_WARPS = TILE_CHANNELS / WARP_CHANNELS;
 
 constexpr int STEP_BYTES = 64;  // of an output channel
-constexpr int STEP_TILE_BYTES = TILE_CHANNELS * STEP_BYTES;
-constexpr int STEPS = WEIGHT_TILE_BYTES / STEP_TILE_BYTES;
 constexpr int STEP_CHANNELS = STEP_BYTES / ELEMENT_BYTES;
 
-constexpr int PRODUCT_TILE_BYTES = STEP_TILE_BYTES / 2;
+/// Steps of a tile of weights, and how warps share its columns.
+template <class Widths>
+struct Steps {
+    static constexpr int COUNT = Widths::ROW / STEP_BYTES;  // of a K block
+    static constexpr int TILE_BYTES = Widths::COLUMNS * STEP_BYTES, PRODUCT_BYTES = TILE_BYTES / 2;
+    static constexpr int CHANNEL_WARPS = Widths::COLUMNS / WARP_CHANNELS;
+};
 
 constexpr int PATCH_PITCH = 18;  // pixels of a row, whatever the window
 constexpr int PATCH_PIXELS = 10 * PATCH_PITCH;
@@ -42,12 +45,13 @@ struct ColumnWeights {
 };
 
 /// A lane's weights of a tap and step.
+template <class Widths>
 struct StepWeights {
     ColumnWeights<1> product[2];
 
     __device__ __forceinline__ void load(const u8* from) {
         product[0].load(from, 0);
-        product[1].load(from + PRODUCT_TILE_BYTES, 0);
+        product[1].load(from + Steps<Widths>::PRODUCT_BYTES, 0);
     }
 };
 

@@ -1,4 +1,4 @@
-// Mainloop of conv_wgmma_pair and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3) in time.
+// Mainloop of conv_wgmma_pair, conv_wgmma_pair_96 and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3) in time.
 //
 //     m0 = U0 (d0 - d2)    m1 = U1 (d1 + d2)    m2 = U2 (d2 - d1)    m3 = U3 (d1 - d3)
 //     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
@@ -20,30 +20,41 @@ constexpr int PAIR_CLUSTER = 2;        // adjacent blocks, which share each tile
 constexpr int PAIR_CHANNELS = 32;      // of a patch
 constexpr int PAIR_ROW_BYTES = 64;     // of a pixel in a patch
 constexpr int TRANSFORMING_WARPS = 2;  // of the producing warpgroup
-constexpr int SLAB_TILE_BYTES = TILE_CHANNELS * PAIR_ROW_BYTES;  // of one of the two slabs in a weight tile
 
 /// `UP`: 2 x 2 taps for each phase, else 3 x 3.
-template <bool UP>
+template <class Widths_, bool UP_>
 struct PairShared {
+    using Widths = Widths_;
+    static constexpr bool UP = UP_, WIDE = Widths::ROW == 128;
+    static constexpr bool STATISTICS = WIDE;
+    // One of the two slabs in a tile of weights, and that tile.
+    static constexpr int SLAB_TILE_BYTES = Widths::COLUMNS * PAIR_ROW_BYTES, TILE_BYTES = 2 * SLAB_TILE_BYTES;
+    static constexpr int SHORTCUT_STEPS = Widths::CHANNELS / PAIR_CHANNELS;  // whose weights share a tile
     static constexpr int FRAMES = 2;
     static constexpr int PATCH_STAGES = 3;
-    static constexpr int WEIGHT_STAGES = 5;
+    static constexpr int WEIGHT_STAGES = WIDE ? 5 : 7;
     // 9 x 17 or 10 x 18 pixels, rounded up to the swizzle's 512 bytes.
     static constexpr int PATCH_BYTES = (UP ? 20 : 23) * 512;
     // The products of four taps end before the next frame to be subtracted could arrive. So two are in flight.
     static constexpr int NEWER_STAGES = UP ? 2 : 1;
     static constexpr int EDGES = UP ? 4 : 1;  // each has a bias
 
-    u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
-    u8 out[CONSUMERS][WEIGHT_TILE_BYTES];
+    u8 weights[WEIGHT_STAGES][TILE_BYTES];  // weight tiles, then the residual boxes of a tile
+    u8 out[CONSUMERS][TILE_BYTES];
     u8 patch[PATCH_STAGES][2][PATCH_BYTES];
     u8 newer[NEWER_STAGES][2][PATCH_BYTES];  // patches of d2 and d3, to be subtracted from those of d0 and d1
     // `loaded`: the copies have arrived. `ready`: the patches are transformed. `empty`: nobody reads them any more.
     u64 patch_loaded[PATCH_STAGES], patch_ready[PATCH_STAGES], patch_empty[PATCH_STAGES];
     u64 newer_loaded[NEWER_STAGES], newer_empty[NEWER_STAGES];
     u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
-    float bias[CONSUMERS][EDGES][TILE_CHANNELS];
-    float2 moments[2][2][CONSUMERS][TILE_CHANNELS / 4];  // [parity of the tile][frame][warpgroup]: mean and M2 of quads
+    float bias[CONSUMERS][EDGES][Widths::COLUMNS];
+    // [parity of the tile][frame][warpgroup]: mean and M2 of quads
+    float2 moments[2][2][CONSUMERS][Widths::COLUMNS / 4];
+
+    /// Steps of PAIR_CHANNELS channels of a source.
+    static __device__ __forceinline__ int steps(const Source& source) {
+        return source.k_blocks * (Widths::CHANNELS / PAIR_CHANNELS);
+    }
 
     /// The other blocks of the cluster may load the next tile here, too.
     static __device__ __forceinline__ void release_weights(u32 barrier, int lane) {
@@ -61,24 +72,19 @@ __device__ __forceinline__ void for_each_pair_tile(const ConvParams& p, Visit vi
     }
 }
 
-/// Steps of PAIR_CHANNELS channels of a source.
-__device__ __forceinline__ int pair_steps(const Source& source) {
-    return source.k_blocks * (K_BLOCK / PAIR_CHANNELS);
-}
-
 /// The thread that loads patches.
-template <bool UP>
+template <class Shared>
 struct PairPatchProducer {
     const ConvParams& p;
-    PairShared<UP>& shared;
-    PipelineState<PairShared<UP>::PATCH_STAGES> patches = {};
-    PipelineState<PairShared<UP>::NEWER_STAGES> newer = {};
+    Shared& shared;
+    PipelineState<Shared::PATCH_STAGES> patches = {};
+    PipelineState<Shared::NEWER_STAGES> newer = {};
 
     /// A step of one term of each frame. Frames without a term load nothing.
     __device__ __forceinline__ void load(const Tile& tile, const Source& source, int step,
                                          const FrameParams* const (&frame)[2], const int (&term)[2],
-                                         u8 (&to)[2][PairShared<UP>::PATCH_BYTES], u32 loaded) const {
-        const Plane& plane = source.plane[UP ? tile.phase : 0];
+                                         u8 (&to)[2][Shared::PATCH_BYTES], u32 loaded) const {
+        const Plane& plane = source.plane[Shared::UP ? tile.phase : 0];
         mbarrier_arrive_expect_tx(loaded, source.patch_bytes * ((frame[0] != nullptr) + (frame[1] != nullptr)));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -106,34 +112,35 @@ struct PairPatchProducer {
     }
 };
 
-template <bool UP>
-__device__ __forceinline__ void produce_pair_patches(const ConvParams& p, PairShared<UP>& shared) {
-    PairPatchProducer<UP> producer = {p, shared};
+template <class Shared>
+__device__ __forceinline__ void produce_pair_patches(const ConvParams& p, Shared& shared) {
+    PairPatchProducer<Shared> producer = {p, shared};
     for_each_pair_tile(p, [&](const Tile& tile) {
         const FramePair pair(p, tile);
         const FrameParams* any = &pair.any();
         const FrameParams* const both[2] = {any, any};
         const FrameParams* const each[2] = {pair.has(0) ? pair.frame : nullptr, pair.has(1) ? pair.frame + 1 : nullptr};
         // Terms of the first frame are d0, d1 and d2, those of the second d1, d2 and d3.
-        const int d1 = pair.has(0), steps = pair_steps(p.source[0]);
+        const int d1 = pair.has(0), steps = Shared::steps(p.source[0]);
         for (int step = 0; step < steps; ++step) producer.load_patches(tile, p.source[0], step, both, {d1, d1 + 1});
         for (int step = 0; step < steps; ++step) {
             producer.load_newer(tile, p.source[0], step, each);
             producer.load_patches(tile, p.source[0], step, each, {0, 0});
         }
         if (any->slot[SHORTCUT_TERM] < 0) return;
-        for (int step = 0; step < pair_steps(p.source[1]); ++step)
+        for (int step = 0; step < Shared::steps(p.source[1]); ++step)
             producer.load_patches(tile, p.source[1], step, each, {SHORTCUT_TERM, SHORTCUT_TERM});
     });
 }
 
 /// The warps that transform patches in shared memory. A unit has the same place in every patch.
-template <bool UP>
+template <class Shared>
 struct PairTransform {
-    PairShared<UP>& shared;
+    static constexpr bool UP = Shared::UP;
+    Shared& shared;
     int thread, units;
-    PipelineState<PairShared<UP>::PATCH_STAGES> patches = {};
-    PipelineState<PairShared<UP>::NEWER_STAGES> newer = {};
+    PipelineState<Shared::PATCH_STAGES> patches = {};
+    PipelineState<Shared::NEWER_STAGES> newer = {};
 
     static __device__ __forceinline__ Pair sum(Pair x, Pair y) {
         return UP ? add_product2(multiply2(x, HALVES), y, HALVES) : add2(x, y);
@@ -185,23 +192,23 @@ struct PairTransform {
     }
 };
 
-template <bool UP>
-__device__ __forceinline__ void transform_patches(const ConvParams& p, PairShared<UP>& shared, int thread) {
-    PairTransform<UP> transform = {shared, thread, p.source[0].patch_bytes / UNIT_BYTES};
+template <class Shared>
+__device__ __forceinline__ void transform_patches(const ConvParams& p, Shared& shared, int thread) {
+    PairTransform<Shared> transform = {shared, thread, p.source[0].patch_bytes / UNIT_BYTES};
     for_each_pair_tile(p, [&](const Tile& tile) {
-        const int steps = pair_steps(p.source[0]);
+        const int steps = Shared::steps(p.source[0]);
         for (int step = 0; step < steps; ++step) transform.sum_and_difference();
         for (int step = 0; step < steps; ++step) transform.differences();
         if (FramePair(p, tile).any().slot[SHORTCUT_TERM] < 0) return;
-        for (int step = 0; step < pair_steps(p.source[1]); ++step) transform.pass();
+        for (int step = 0; step < Shared::steps(p.source[1]); ++step) transform.pass();
     });
 }
 
 /// The thread that loads weights.
-template <bool UP>
+template <class Shared>
 struct PairWeightProducer {
-    PairShared<UP>& shared;
-    PipelineState<PairShared<UP>::WEIGHT_STAGES> pipe = {};
+    Shared& shared;
+    PipelineState<Shared::WEIGHT_STAGES> pipe = {};
 
     /// Waits until the stage is free, and calls `load(to, full)` to fill it.
     template <class Load>
@@ -223,44 +230,46 @@ struct PairWeightProducer {
 };
 
 /// Weights of a tile, then its residual.
-template <bool UP>
-__device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairShared<UP>& shared) {
-    PairWeightProducer<UP> producer = {shared};
+template <class Shared>
+__device__ __forceinline__ void produce_pair_weights(const ConvParams& p, Shared& shared) {
+    using Widths = typename Shared::Widths;
+    PairWeightProducer<Shared> producer = {shared};
     for_each_pair_tile(p, [&](const Tile& tile) {
         const FramePair pair(p, tile);
         const Source& source = p.source[0];
-        const int tiles = pair_steps(source) * source.taps;
-        const u32 first = pair.has(0) ? 0 : SLAB_TILE_BYTES;
-        const u32 bytes = pair.has(0) && pair.has(1) ? WEIGHT_TILE_BYTES : SLAB_TILE_BYTES;
+        const int tiles = Shared::steps(source) * source.taps;
+        const u32 first = pair.has(0) ? 0 : Shared::SLAB_TILE_BYTES;
+        const u32 bytes = pair.has(0) && pair.has(1) ? Shared::TILE_BYTES : Shared::SLAB_TILE_BYTES;
         for (int half = 0; half < 2; ++half) {
             const i64 first_tile =
-                ((UP ? half * p.phases + tile.phase : half) * p.channel_tiles + tile.channel_tile) * 2;
-            const u8* from = source.weights + first_tile * source.k_blocks * source.taps * WEIGHT_TILE_BYTES;
+                ((Shared::UP ? half * p.phases + tile.phase : half) * p.channel_tiles + tile.channel_tile) * 2;
+            const u8* from = source.weights + first_tile * source.k_blocks * source.taps * Widths::BYTES;
 #pragma unroll 1
             for (int i = 0; i < tiles; ++i)
-                producer.load_tile(from + static_cast<i64>(i) * WEIGHT_TILE_BYTES, half ? first : 0,
-                                   half ? bytes : WEIGHT_TILE_BYTES);
+                producer.load_tile(from + static_cast<i64>(i) * Shared::TILE_BYTES, half ? first : 0,
+                                   half ? bytes : Shared::TILE_BYTES);
         }
         if (pair.any().slot[SHORTCUT_TERM] >= 0) {
-            const u8* from = weight_tiles(p, p.source[1], true, 0, tile);
-            for (int step = 0; step < pair_steps(p.source[1]); ++step)
-                producer.load_tile(from + step / 2 * WEIGHT_TILE_BYTES, 0, WEIGHT_TILE_BYTES);
+            const u8* from = weight_tiles<Widths>(p, p.source[1], true, 0, tile);
+            for (int step = 0; step < Shared::steps(p.source[1]); ++step)
+                producer.load_tile(from + step / Shared::SHORTCUT_STEPS * Widths::BYTES, 0, Widths::BYTES);
         }
 #pragma unroll 1
-        for (int box = 0; box < RESIDUAL_BOXES; ++box) {
-            const int slot = pair.frame[box / 2].residual;
+        for (int box = 0; box < 2 * Boxes<Widths>::COUNT; ++box) {
+            const int slot = pair.frame[box / Boxes<Widths>::COUNT].residual;
             if (slot < 0) continue;
-            producer.fill(WEIGHT_TILE_BYTES, [&](u32 to, u32 full) {
-                tma_load_4d(to, &p.residual_map, tile.channel_tile * TILE_CHANNELS + box % 2 * K_BLOCK, tile.x, tile.y,
-                            slot, full);
+            producer.fill(Boxes<Widths>::BYTES, [&](u32 to, u32 full) {
+                tma_load_4d(to, &p.residual_map,
+                            tile.channel_tile * Widths::COLUMNS + box % Boxes<Widths>::COUNT * Widths::CHANNELS, tile.x,
+                            tile.y, slot, full);
             });
         }
     });
 }
 
-template <bool UP>
-struct PairMainloop : ConsumerPipelines<PairShared<UP>> {
-    using Shared = PairShared<UP>;
+template <class Shared>
+struct PairMainloop : ConsumerPipelines<Shared> {
+    using Sums = float[2][1][Shared::Widths::COLUMNS / 2];  // of both frames
     using Pipelines = ConsumerPipelines<Shared>;
     using Pipelines::group, Pipelines::patches, Pipelines::shared, Pipelines::used_patch, Pipelines::used_weights,
         Pipelines::weights;
@@ -280,15 +289,15 @@ struct PairMainloop : ConsumerPipelines<PairShared<UP>> {
     /// until then. `ROW`: bytes of an output channel in the tile of weights. `b0`, `b1`: where the weights of each sum
     /// begin in it.
     template <bool FIRST, bool SECOND, int ROW>
-    __device__ __forceinline__ void add_tap(int scale_d, int b0, int b1, float (&acc)[2][1][64]) {
+    __device__ __forceinline__ void add_tap(int scale_d, int b0, int b1, Sums& acc) {
         const u64 b = matrix_at(matrix_descriptor<ROW>(8 * ROW), smem_address(shared.weights[weights.stage]));
         constexpr int SECOND_PATCH = Shared::PATCH_BYTES / 16;
         mbarrier_wait(smem_address(&shared.weights_full[weights.stage]), weights.parity);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < PAIR_CHANNELS / 16; ++k) {
-            if (FIRST) wgmma_m64n128k16(acc[0][0], a + 2 * k, b + b0 + 2 * k, scale_d);
-            if (SECOND) wgmma_m64n128k16(acc[1][0], a + SECOND_PATCH + 2 * k, b + b1 + 2 * k, scale_d);
+            if (FIRST) wgmma_k16(acc[0][0], a + 2 * k, b + b0 + 2 * k, scale_d);
+            if (SECOND) wgmma_k16(acc[1][0], a + SECOND_PATCH + 2 * k, b + b1 + 2 * k, scale_d);
             scale_d = 1;
         }
         wgmma_commit();
@@ -306,33 +315,33 @@ struct PairMainloop : ConsumerPipelines<PairShared<UP>> {
     /// All taps of all patches. The first tap stands before the loop over the others: where a loop begins, products in
     /// flight must not meet accumulators that plain instructions wrote (C7515).
     template <bool FIRST, bool SECOND, bool OVERWRITE>
-    __device__ __forceinline__ void add_patches(const Source& source, float (&acc)[2][1][64]) {
-        int steps = pair_steps(source);
+    __device__ __forceinline__ void add_patches(const Source& source, Sums& acc) {
+        int steps = Shared::steps(source);
         const auto next_tap = [&](int scale_d) {
             if (taps == 0) {
                 enter_patch(source);
                 --steps;
             }
-            add_tap<FIRST, SECOND, PAIR_ROW_BYTES>(scale_d, 0, SLAB_TILE_BYTES / 16, acc);
+            add_tap<FIRST, SECOND, PAIR_ROW_BYTES>(scale_d, 0, Shared::SLAB_TILE_BYTES / 16, acc);
         };
         next_tap(OVERWRITE ? 0 : 1);
 #pragma unroll 1
         while (taps > 0 || steps > 0) next_tap(1);
     }
 
-    /// The shortcut: one tap, and the same weights for both frames. A tile of weights has the channels of two steps.
+    /// The shortcut: one tap, and the same weights for both frames. A wide tile of weights has the channels of two steps.
     template <bool FIRST, bool SECOND>
-    __device__ __forceinline__ void add_shortcut(const Source& source, float (&acc)[2][1][64]) {
+    __device__ __forceinline__ void add_shortcut(const Source& source, Sums& acc) {
 #pragma unroll 1
-        for (int step = 0; step < pair_steps(source); ++step) {
+        for (int step = 0; step < Shared::steps(source); ++step) {
             enter_patch(source);
-            const int b = step % 2 * (PAIR_ROW_BYTES / 16);
-            add_tap<FIRST, SECOND, ROW_BYTES>(1, b, b, acc);
+            const int b = step % Shared::SHORTCUT_STEPS * (PAIR_ROW_BYTES / 16);
+            add_tap<FIRST, SECOND, Shared::Widths::ROW>(1, b, b, acc);
         }
     }
 
     template <bool FIRST, bool SECOND>
-    __device__ __forceinline__ void add_own_terms(const ConvParams& p, bool shortcut, float (&acc)[2][1][64]) {
+    __device__ __forceinline__ void add_own_terms(const ConvParams& p, bool shortcut, Sums& acc) {
         add_patches<FIRST, SECOND, false>(p.source[0], acc);
         if (shortcut) add_shortcut<FIRST, SECOND>(p.source[1], acc);
         this->drain();
@@ -340,13 +349,13 @@ struct PairMainloop : ConsumerPipelines<PairShared<UP>> {
 
     /// The sums of a tile. `add_bias(sum)` is called with m1, which is in both frames' sums.
     template <class AddBias>
-    __device__ __forceinline__ void accumulate(const ConvParams& p, const FramePair& pair, float (&acc)[2][1][64],
+    __device__ __forceinline__ void accumulate(const ConvParams& p, const FramePair& pair, Sums& acc,
                                                AddBias add_bias) {
         add_patches<true, true, true>(p.source[0], acc);
         this->drain();
         add_bias(acc[0]);
 #pragma unroll
-        for (int e = 0; e < 64; ++e) sum_and_difference(acc[0][0][e], acc[1][0][e]);
+        for (int e = 0; e < Shared::Widths::COLUMNS / 2; ++e) sum_and_difference(acc[0][0][e], acc[1][0][e]);
         const bool shortcut = pair.any().slot[SHORTCUT_TERM] >= 0;
         if (pair.has(0) && pair.has(1)) add_own_terms<true, true>(p, shortcut, acc);
         else if (pair.has(0)) add_own_terms<true, false>(p, shortcut, acc);

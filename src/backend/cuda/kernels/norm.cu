@@ -1,4 +1,5 @@
-// GroupNorm over single frames: records to mean and deviation, and the norm as a separate pass. Also a copy of rows.
+// Norms as a separate pass: GroupNorm over single frames, with records to mean and deviation, and the norm of pixels.
+// Also a copy of rows.
 #include "norm.cuh"
 
 constexpr int THREADS = 256;  // norm_finalize, norm_statistics; at most as many in norm_apply, norm_silu
@@ -112,6 +113,71 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_apply(const __grid_co
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) norm_silu(const __grid_constant__ NormParams p) {
     apply<true>(p);
+}
+
+/// The norm of pixels. A thread holds up to four units of a pixel. Where it has more, it loads them again.
+template <bool SILU>
+__device__ __forceinline__ void apply_by_pixel(const NormParams& p) {
+    constexpr int HELD = 4;
+    const int units = p.channels / UNIT_CHANNELS, lanes = pixel_lanes(p.channels);
+    const int lane = threadIdx.x % lanes, block_pixels = blockDim.x / lanes, frame = blockIdx.y;
+    const int parts = (units + lanes * HELD - 1) / (lanes * HELD);
+    const i64 pixel_bytes = static_cast<i64>(p.channels) * ELEMENT_BYTES;
+    const u8* const in = p.in + p.in_slot[frame] * p.in_slot_bytes;
+    u8* const out = p.out + p.out_slot[frame] * p.out_slot_bytes;
+    const float* const gamma = p.norm.gamma;
+    const i64 step = static_cast<i64>(gridDim.x) * block_pixels;
+    const int within_warp = threadIdx.x % 32 / lanes;
+    // The lanes of a warp stay together: they exchange sums.
+    for (i64 warp_pixel = static_cast<i64>(blockIdx.x) * block_pixels + threadIdx.x / lanes - within_warp;
+         warp_pixel < p.pixels; warp_pixel += step) {
+        const i64 at = (warp_pixel + within_warp) * pixel_bytes;
+        const bool inside = warp_pixel + within_warp < p.pixels;
+        uint4 value[HELD];
+        const auto unit_of = [&](int part, int i) { return (part * HELD + i) * lanes + lane; };
+        const auto has = [&](int unit) { return inside && unit < units; };
+        const auto load = [&](int part) {
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const int unit = unit_of(part, i);
+                value[i] = has(unit) ? load_once(in + at + unit * UNIT_BYTES) : make_uint4(0, 0, 0, 0);
+            }
+        };
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int part = 0; part < parts; ++part) {
+            load(part);
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) sum = add_squares(value[i], sum);
+        }
+        const float inverse = inverse_length(sum, lanes);
+        // From the last part on, which is there.
+#pragma unroll 1
+        for (int part = parts - 1; part >= 0; --part) {
+            if (part < parts - 1) load(part);
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) {
+                const int unit = unit_of(part, i);
+                if (!has(unit)) continue;
+                float factor[UNIT_CHANNELS];
+#pragma unroll
+                for (int c = 0; c < UNIT_CHANNELS; c += 2) {
+                    const float2 pair = load_pair_readonly(gamma + unit * UNIT_CHANNELS + c);
+                    factor[c] = pair.x, factor[c + 1] = pair.y;
+                }
+                *reinterpret_cast<uint4*>(out + at + unit * UNIT_BYTES) =
+                    normalise_unit<SILU>(value[i], inverse, factor);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) norm_pixel(const __grid_constant__ NormParams p) {
+    apply_by_pixel<false>(p);
+}
+
+extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) norm_pixel_silu(const __grid_constant__ NormParams p) {
+    apply_by_pixel<true>(p);
 }
 
 /// Rows of frames, copied to another place on the device. Sources and destinations must not overlap.

@@ -1,4 +1,5 @@
-// GroupNorm as one multiply-add per channel, followed by SiLU.
+// Norms as one multiply-add per channel, followed by SiLU: GroupNorm, and the norm of a pixel by the length of its
+// channels.
 #pragma once
 #include "common.cuh"
 
@@ -10,7 +11,7 @@ constexpr int RECORD_COLS = 16;
 constexpr int CORESIDENT_THREADS = 128;
 constexpr int CORESIDENT_REGISTERS = 56;
 
-/// Statistics of the frames, and weights of the layer.
+/// Statistics of the frames, and weights of the layer. The norm of a pixel reads gamma alone.
 struct Norm {
     const float2* statistics;  // slot 0, [groups]: mean, 1 / deviation
     const float* gamma;        // padded with zeros to a multiple of 64 channels, like beta
@@ -82,3 +83,35 @@ struct UnitNorm {
         return pack_unit(x);
     }
 };
+
+/// Lanes that share a pixel in its norm. Lane t has units t, t + lanes, and so on. It adds up their squares in this
+/// order; then lanes are added up in pairs. So the number of channels alone fixes the order.
+__device__ __forceinline__ int pixel_lanes(int channels) {
+    return channels <= 128 ? 4 : channels <= 256 ? 8 : channels <= 512 ? 16 : 32;
+}
+
+/// `sum` plus the squares of a unit.
+__device__ __forceinline__ float add_squares(uint4 unit, float sum) {
+    float x[UNIT_CHANNELS];
+    unpack_unit(unit, x);
+#pragma unroll
+    for (int i = 0; i < UNIT_CHANNELS; ++i) sum = fmaf(x[i], x[i], sum);
+    return sum;
+}
+
+/// 1 / length of a pixel, from the sums of squares of its lanes. All lanes of the warp take part.
+__device__ __forceinline__ float inverse_length(float sum, int lanes) {
+    for (int i = 1; i < lanes; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    const float length = sqrtf(sum);
+    return 1.0f / (length < 1e-12f ? 1e-12f : length);  // NaN stays NaN
+}
+
+template <bool SILU>
+__device__ __forceinline__ uint4 normalise_unit(uint4 packed, float inverse, const float (&gamma)[UNIT_CHANNELS]) {
+    float x[UNIT_CHANNELS], scale[UNIT_CHANNELS], shift[UNIT_CHANNELS] = {};
+    unpack_unit(packed, x);
+#pragma unroll
+    for (int i = 0; i < UNIT_CHANNELS; ++i) scale[i] = inverse * gamma[i];
+    normalise<SILU>(x, scale, shift);
+    return pack_unit(x);
+}

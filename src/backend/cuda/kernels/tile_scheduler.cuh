@@ -35,11 +35,12 @@ struct FramePair {
 };
 
 /// The weight tiles of one term, in the order of the sum.
+template <class Widths = Wide>
 __device__ __forceinline__ const u8* weight_tiles(const ConvParams& p, const Source& source, bool shortcut, int slab,
                                                   const Tile& tile) {
     const i64 phase = shortcut ? 0 : slab * p.phases + tile.phase;
     return source.weights +
-           (phase * p.channel_tiles + tile.channel_tile) * source.k_blocks * source.taps * WEIGHT_TILE_BYTES;
+           (phase * p.channel_tiles + tile.channel_tile) * source.k_blocks * source.taps * Widths::BYTES;
 }
 
 struct InputFrame {
@@ -68,7 +69,7 @@ struct PatchStep {
 };
 
 /// Calls `visit(step)` for each patch of a tile, in the order of the sum, but for the first `skipped`.
-template <class Visit>
+template <class Widths = Wide, class Visit>
 __device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& tile, Visit visit, int skipped = 0) {
     const FrameParams& frame = p.frame[tile.frame];
     const int terms = frame.terms + (frame.slot[SHORTCUT_TERM] >= 0);
@@ -77,14 +78,14 @@ __device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& 
         const int term = shortcut ? SHORTCUT_TERM : i;
         const Source& source = p.source[shortcut];
         const int first = shortcut ? 0 : tile.phase * source.planes;
-        const u8* weights = weight_tiles(p, source, shortcut, frame.slab[term], tile);
+        const u8* weights = weight_tiles<Widths>(p, source, shortcut, frame.slab[term], tile);
         const InputFrame input = input_frame(p, frame, term, tile);
         for (int k_block = 0; k_block < source.k_blocks; ++k_block)
             for (int j = 0; j < source.planes; ++j) {
                 const Plane& plane = source.plane[first + j];
                 if (skipped > 0) --skipped;
                 else visit(PatchStep{source, plane, weights, input, k_block});
-                weights += plane.rows * plane.cols * WEIGHT_TILE_BYTES;
+                weights += plane.rows * plane.cols * Widths::BYTES;
             }
     }
 }

@@ -6,11 +6,11 @@ use super::conv_params::{ConvParamsBuilder, LaunchedFrames};
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
 use super::queue::JobBlock;
-use super::tiling::{self, ConvKernel, MAX_FRAMES, WeightOrder};
+use super::tiling::{self, ConvKernel, MAX_FRAMES, TileWidths, WeightOrder};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
 use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::error::{Error, Result};
-use crate::ir::{ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Offsets, Prologue, Window};
+use crate::ir::{ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Norm, Offsets, Prologue, Window};
 
 /// Rows that a launch of several frames has at least: of the tallest tiles.
 const LEAST_ROWS: u64 = 16;
@@ -28,7 +28,8 @@ impl Launcher {
     /// Of a convolution of many channels. Only the kernels of warpgroup products read swizzled weights.
     pub fn weight_order(&self, layout: &ConvLayout) -> WeightOrder {
         // The epilogue of `conv_wgmma` stores a K block of a phase's channels at a time.
-        let whole = layout.window != Window::Up || layout.cout.is_multiple_of(self.sizes.k_block());
+        let k_block = TileWidths::of(layout).k_block(self.sizes.element());
+        let whole = layout.window != Window::Up || layout.cout.is_multiple_of(k_block);
         if self.kernels.conv_wgmma.is_some() && whole { WeightOrder::Swizzled } else { WeightOrder::Fragments }
     }
 
@@ -41,7 +42,7 @@ impl Launcher {
         next: Prologue,
         pairs: bool,
     ) -> Result<ConvVariant> {
-        let (kernels, up) = (&self.kernels, layout.window == Window::Up);
+        let (kernels, up, narrow) = (&self.kernels, layout.window == Window::Up, TileWidths::of(layout).is_narrow());
         let wgmma = kernels.conv_wgmma.as_ref().filter(|_| self.weight_order(layout) == WeightOrder::Swizzled);
         Ok(match (ConvKernel::of(layout)?, wgmma) {
             (ConvKernel::In, _) => {
@@ -56,20 +57,37 @@ impl Launcher {
                 return Err(Error::Internal("a convolution of many channels cannot normalise its output".into()));
             }
             (_, Some(wgmma)) if pairs => {
-                let kernel = if up { wgmma.pair_up.clone() } else { wgmma.pair.clone() };
+                let kernel = match (up, narrow) {
+                    (true, _) => &wgmma.pair_up,
+                    (false, true) => &wgmma.pair_96,
+                    (false, false) => &wgmma.pair,
+                };
+                let kernel = kernel.clone();
                 ConvVariant { kernel, tile: tiling::CONV_PAIR_TILE, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
             }
             (_, None) if pairs => {
                 let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
-                let kernel = if up { &kernels.conv_mma_pair_up } else { &kernels.conv_mma_pair };
-                let (kernel, threads) = (kernel.clone().ok_or_else(missing)?, tiling::CONV_MMA_PAIR_THREADS);
+                let (kernel, threads) = match (up, narrow) {
+                    (true, _) => (&kernels.conv_mma_pair_up, tiling::CONV_MMA_PAIR_THREADS),
+                    (false, true) => (&kernels.conv_mma_pair_96, tiling::CONV_MMA_PAIR_96_THREADS),
+                    (false, false) => (&kernels.conv_mma_pair, tiling::CONV_MMA_PAIR_THREADS),
+                };
+                let kernel = kernel.clone().ok_or_else(missing)?;
                 ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
             }
             (ConvKernel::Out, _) => return Err(Error::Internal("a convolution to pixels needs partial sums".into())),
             (ConvKernel::Main, Some(wgmma)) => {
-                let kernel = if layout.window == Window::Down { wgmma.down.clone() } else { wgmma.plain.clone() };
-                let tile = tiling::conv_wgmma_tile(grid, rows);
+                let kernel = match layout.window {
+                    Window::Down => &wgmma.down,
+                    _ if narrow => &wgmma.plain_96,
+                    _ => &wgmma.plain,
+                };
+                let (kernel, tile) = (kernel.clone(), tiling::conv_wgmma_tile(grid, rows));
                 ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+            }
+            (ConvKernel::Main, None) if narrow => {
+                let (kernel, threads) = (kernels.conv_mma_96.clone(), tiling::CONV_MMA_96_THREADS);
+                ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
             }
             (ConvKernel::Main, None) => {
                 let kernel = match &kernels.conv_mma_up {
@@ -93,7 +111,7 @@ impl Launcher {
             variant(true)?.kernel.function()?;
         }
         let kernel = match ConvKernel::of(layout)? {
-            ConvKernel::Out => self.kernels.conv_out.clone(),
+            ConvKernel::Out => self.kernels.conv_out(layout.norm).clone(),
             _ => variant(false)?.kernel,
         };
         kernel.function().map(|_| ())
@@ -198,7 +216,8 @@ impl LaunchConv for Launcher {
         Ok(params)
     }
 
+    /// Its warps have 32 channels of a pixel each, too few for the norm of a pixel.
     fn normalises_output(&self, layout: &ConvLayout) -> Result<bool> {
-        Ok(ConvKernel::of(layout)? == ConvKernel::In)
+        Ok(ConvKernel::of(layout)? == ConvKernel::In && layout.norm != Norm::Pixel)
     }
 }

@@ -94,6 +94,6 @@ impl Launcher {
         }
         let tiles = tiles_x * input.height.div_ceil(rows);
         // SAFETY: as in `conv_band`.
-        unsafe { self.queue.launch(&self.kernels.conv_out, [tiles as u32, 1], CONV_OUT_THREADS, &params) }
+        unsafe { self.queue.launch(self.kernels.conv_out(layout.norm), [tiles as u32, 1], CONV_OUT_THREADS, &params) }
     }
 }

@@ -10,7 +10,7 @@ use super::params::{
 };
 use super::sizes::CudaSizes;
 use super::tensor_map::{Swizzle, output_map, patch_map, residual_map};
-use super::tiling::{self, MAX_FRAMES};
+use super::tiling::{self, MAX_FRAMES, Statistics, TileWidths};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::gpu::{self, ConvBand, ConvLaunch, NextNorm, NormOf, RowSizes, SplitFrames};
 use crate::error::{Error, Result};
@@ -106,6 +106,14 @@ impl ConvParamsBuilder<'_> {
         Ok(params)
     }
 
+    fn widths(&self) -> TileWidths {
+        TileWidths::of(self.conv.layout)
+    }
+
+    fn k_block(&self) -> u64 {
+        self.widths().k_block(self.sizes.element())
+    }
+
     fn output(&self) -> FrameShape {
         self.conv.layout.window.output(self.conv.input, self.conv.layout.cout)
     }
@@ -194,7 +202,7 @@ impl ConvParamsBuilder<'_> {
             weights: self.weights.slabs,
             height: count(seen) as i32,
             channels: channels as i32,
-            k_blocks: channels.div_ceil(self.sizes.k_block()) as i32,
+            k_blocks: channels.div_ceil(self.k_block()) as i32,
             ..self.patches(layout.window)
         };
         params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
@@ -223,7 +231,7 @@ impl ConvParamsBuilder<'_> {
             weights: self.weights.shortcut,
             height: count(rows) as i32,
             channels: tiling::channel_stride(shape.channels) as i32,
-            k_blocks: shape.channels.div_ceil(self.sizes.k_block()) as i32,
+            k_blocks: shape.channels.div_ceil(self.k_block()) as i32,
             ..self.patches(Window::Point)
         };
         params.source[1].plane[0].dy -= rows.start as i32;
@@ -241,8 +249,8 @@ impl ConvParamsBuilder<'_> {
         };
         if self.tensor_maps {
             let source = &params.source[usize::from(index == SHORTCUT)];
-            params.input_map[index] =
-                patch_map(self.sizes, source, &params.part[index], slots.count(), self.patch_swizzle())?;
+            let swizzle = Swizzle::of(self.patch_row_bytes());
+            params.input_map[index] = patch_map(self.sizes, source, &params.part[index], slots.count(), swizzle)?;
         }
         Ok(())
     }
@@ -261,27 +269,26 @@ impl ConvParamsBuilder<'_> {
         }
         if self.tensor_maps {
             let columns = if self.launched.is_pairs() { 8 } else { 16 };
-            params.out_map = output_map(sizes, params, output, out.count(), columns)?;
+            params.out_map = output_map(sizes, params, output, out.count(), (self.widths(), columns))?;
             if params.residual != 0 {
-                params.residual_map = residual_map(sizes, params, output, residual.count())?;
+                params.residual_map = residual_map(sizes, params, output, residual.count(), self.widths())?;
             }
         }
-        if conv.statistics && tiling::has_statistics_records(conv.layout) {
+        if conv.statistics && Statistics::of(conv.layout) == Statistics::Records {
             let bytes = self.frames.len() as u64 * sizes.statistics_records_bytes(conv.layout, conv.input);
             params.records = self.block.at(conv.scratch, bytes)?;
         }
         Ok(OutputSlots { out, residual })
     }
 
-    fn patch_swizzle(&self) -> Swizzle {
-        if self.launched.is_pairs() { Swizzle::Rows64 } else { Swizzle::Rows128 }
+    /// Of a pixel in a patch.
+    fn patch_row_bytes(&self) -> u64 {
+        if self.launched.is_pairs() { tiling::PAIR_ROW_BYTES } else { self.widths().row_bytes }
     }
 
     fn patches(&self, window: Window) -> SourceParams {
-        match self.launched {
-            LaunchedFrames::Single(_) => patches(window, self.tile, tiling::ROW_BYTES),
-            LaunchedFrames::Pairs(_) => patches(window, tiling::CONV_PAIR_BLOCK, tiling::PAIR_ROW_BYTES),
-        }
+        let tile = if self.launched.is_pairs() { tiling::CONV_PAIR_BLOCK } else { self.tile };
+        patches(window, tile, self.patch_row_bytes())
     }
 
     /// What each output frame is the sum of.

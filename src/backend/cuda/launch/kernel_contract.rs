@@ -7,7 +7,7 @@ use super::params::{
     AttentionParams, BlendParams, CacheParams, ConvParams, CopyParams, FinalizeParams, LoadParams, NormParams,
     OutParams, StatisticsParams, StoreParams,
 };
-use super::tiling;
+use super::tiling::{self, TileWidths};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::{Bundle, KernelArch};
 
@@ -53,15 +53,15 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
         let kernels = ptx_parameters(precision);
         for (kernel, found) in &kernels {
             let expected = match kernel.as_str() {
-                "conv_wgmma" | "conv_wgmma_down" => layout::<ConvParams>(),
-                "conv_wgmma_pair" | "conv_wgmma_pair_up" => layout::<ConvParams>(),
-                "conv_mma" | "conv_mma_partial" | "conv_mma_up" => layout::<ConvParams>(),
-                "conv_mma_pair" | "conv_mma_pair_up" => layout::<ConvParams>(),
+                "conv_wgmma" | "conv_wgmma_96" | "conv_wgmma_down" => layout::<ConvParams>(),
+                "conv_wgmma_pair" | "conv_wgmma_pair_96" | "conv_wgmma_pair_up" => layout::<ConvParams>(),
+                "conv_mma" | "conv_mma_96" | "conv_mma_partial" | "conv_mma_up" => layout::<ConvParams>(),
+                "conv_mma_pair" | "conv_mma_pair_96" | "conv_mma_pair_up" => layout::<ConvParams>(),
                 "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
-                "conv_out" => layout::<OutParams>(),
+                "conv_out" | "conv_out_pixel" => layout::<OutParams>(),
                 "norm_finalize" => layout::<FinalizeParams>(),
                 "norm_statistics" => layout::<StatisticsParams>(),
-                "norm_apply" | "norm_silu" => layout::<NormParams>(),
+                "norm_apply" | "norm_silu" | "norm_pixel" | "norm_pixel_silu" => layout::<NormParams>(),
                 "copy_rows" => layout::<CopyParams>(),
                 "cache_store" | "cache_restore" | "cache_round" => layout::<CacheParams>(),
                 "attention" | "attention_wgmma" => layout::<AttentionParams>(),
@@ -95,6 +95,8 @@ fn shared_memory_is_what_the_kernels_declare() {
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_PAIR_SHARED), constant("conv_mma_pair.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::CONV_MMA_96_SHARED), constant("conv_mma.cu", "NARROW_SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::CONV_MMA_PAIR_96_SHARED), constant("conv_mma_pair.cu", "NARROW_SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_WGMMA_SHARED), constant("attention_wgmma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_SHARED), constant("attention.cu", "SHARED_BYTES"));
 }
@@ -117,6 +119,8 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma.cu", "THREADS"),
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma_pair.cu", "THREADS"),
         (tiling::CONV_MMA_PAIR_THREADS, "conv_mma_pair.cu", "THREADS"),
+        (tiling::CONV_MMA_96_THREADS, "conv_mma.cu", "NARROW_THREADS"),
+        (tiling::CONV_MMA_PAIR_96_THREADS, "conv_mma_pair.cu", "NARROW_THREADS"),
         (tiling::PAIR_ROW_BYTES as u32, "mainloop_mma.cuh", "STEP_BYTES"),
         (tiling::CONV_PAIR_CLUSTER, "mainloop_pair.cuh", "PAIR_CLUSTER"),
         (tiling::PAIR_ROW_BYTES as u32, "mainloop_pair.cuh", "PAIR_ROW_BYTES"),
@@ -139,7 +143,9 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
     assert_eq!(tiling::STATISTICS_RECORD, (constant("norm.cuh", "RECORD_ROWS"), constant("norm.cuh", "RECORD_COLS")));
     assert_eq!(tiling::ROW_BYTES, constant("conv.cuh", "ROW_BYTES"));
     assert_eq!(tiling::TILE_CHANNELS, constant("conv.cuh", "TILE_CHANNELS"));
-    assert_eq!(tiling::WEIGHT_TILE_BYTES, constant("conv.cuh", "WEIGHT_TILE_BYTES"));
+    assert_eq!(TileWidths::WIDE.bytes(), constant("conv.cuh", "WEIGHT_TILE_BYTES"));
+    assert_eq!(TileWidths::NARROW.columns, constant("conv.cuh", "NARROW_CHANNELS"));
+    assert_eq!(TileWidths::NARROW.row_bytes, constant("conv.cuh", "NARROW_ROW_BYTES"));
     assert_eq!(tiling::UNIT_BYTES, constant("common.cuh", "UNIT_BYTES"));
     assert_eq!(tiling::CONV_OUT_PIXEL_BYTES, 4 * constant("conv_out.cu", "PARTIAL_FLOATS"));
     assert_eq!(tiling::ATTENTION_WGMMA_QUERIES, constant("attention_wgmma.cu", "QUERIES"));
@@ -161,7 +167,7 @@ fn max_frames_is_defined_once_in_the_kernels() {
 fn norms_that_run_in_place_load_pixels_coherently() {
     for precision in Precision::ALL {
         let text = source(&format!("ptx/{}/norm.ptx", precision.name()));
-        for name in ["norm_apply", "norm_silu"] {
+        for name in ["norm_apply", "norm_silu", "norm_pixel", "norm_pixel_silu"] {
             let (_, kernel) = text.split_once(&format!(".entry {name}(")).unwrap();
             let kernel = kernel.split(".entry ").next().unwrap();
             let pixels: Vec<&str> = kernel.lines().filter(|line| line.contains("L1::no_allocate.v4")).collect();

@@ -7,14 +7,18 @@ use crate::backend::Precision;
 use crate::backend::cuda::driver::{Bundle, Context, Kernel, Module};
 use crate::checksum::Checksum;
 use crate::error::Result;
+use crate::ir::Norm;
 
 /// Convolutions of many channels for compute capability 9.0: tensor copies and warpgroup products.
 pub struct WgmmaKernels {
     pub plain: Kernel,
+    /// With narrow tiles.
+    pub plain_96: Kernel,
     /// For the window `Down`, with partial sums in and out.
     pub down: Kernel,
     /// Pairs of frames by Winograd in time.
     pub pair: Kernel,
+    pub pair_96: Kernel,
     /// The same for the window `Up`.
     pub pair_up: Kernel,
 }
@@ -24,20 +28,27 @@ pub struct Kernels {
     pub conv_wgmma: Option<WgmmaKernels>,
     /// Convolutions of many channels, from compute capability 8.0 on.
     pub conv_mma: Kernel,
-    /// The same with partial sums in and out.
+    /// The same with narrow tiles.
+    pub conv_mma_96: Kernel,
+    /// `conv_mma` with partial sums in and out.
     pub conv_mma_partial: Kernel,
     /// `conv_mma` for the window `Up`. Products of f32 leave no registers for it.
     pub conv_mma_up: Option<Kernel>,
-    /// Pairs of frames by Winograd in time, and the same for the window `Up`.
+    /// Pairs of frames by Winograd in time, the same with narrow tiles, and for the window `Up`.
     pub conv_mma_pair: Option<Kernel>,
+    pub conv_mma_pair_96: Option<Kernel>,
     pub conv_mma_pair_up: Option<Kernel>,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.
     pub conv_in_norm: Kernel,
     pub conv_in_silu: Kernel,
-    pub conv_out: Kernel,
+    conv_out: Kernel,
+    conv_out_pixel: Kernel,
     pub norm_apply: Kernel,
     pub norm_silu: Kernel,
+    /// The norm of pixels, and the same with SiLU.
+    pub norm_pixel: Kernel,
+    pub norm_pixel_silu: Kernel,
     pub norm_finalize: Kernel,
     pub norm_statistics: Kernel,
     pub copy_rows: Kernel,
@@ -110,6 +121,7 @@ impl Kernels {
         let gpu = &context.gpu;
         let module = |bundle| Module::new(context, bundle);
         let (conv_in, conv_out) = (module(bundle!("conv_in" in precision)), module(bundle!("conv_out" in precision)));
+        let conv_out_pixel = module(bundle!("conv_out_pixel" in precision));
         let (norm, attention) = (module(bundle!("norm" in precision)), module(bundle!("attention" in precision)));
         let cache = module(bundle!("cache_u8" in precision));
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
@@ -120,14 +132,16 @@ impl Kernels {
             let kernel = |module: &Arc<Module>, name| module.kernel(name, tiling::CONV_WGMMA_SHARED);
             WgmmaKernels {
                 plain: kernel(&conv, c"conv_wgmma"),
+                plain_96: kernel(&conv, c"conv_wgmma_96"),
                 down: kernel(&conv, c"conv_wgmma_down"),
                 pair: kernel(&pair, c"conv_wgmma_pair"),
+                pair_96: kernel(&pair, c"conv_wgmma_pair_96"),
                 pair_up: kernel(&pair, c"conv_wgmma_pair_up"),
             }
         });
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
-        let mma_pair = |name| mma_pair_module.as_ref().map(|module| module.kernel(name, tiling::CONV_MMA_PAIR_SHARED));
+        let mma_pair = |name, shared| mma_pair_module.as_ref().map(|module| module.kernel(name, shared));
         // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
         let co_resident = |module: &Arc<Module>, name| match &conv_wgmma {
             Some(_) => module.co_resident_kernel(name),
@@ -135,16 +149,21 @@ impl Kernels {
         };
         Kernels {
             conv_mma: conv.kernel(c"conv_mma", tiling::CONV_MMA_SHARED),
+            conv_mma_96: conv.kernel(c"conv_mma_96", tiling::CONV_MMA_96_SHARED),
             conv_mma_partial: conv.kernel(c"conv_mma_partial", tiling::CONV_MMA_SHARED),
             conv_mma_up: (precision != Precision::Fp32).then(|| conv.kernel(c"conv_mma_up", tiling::CONV_MMA_SHARED)),
-            conv_mma_pair: mma_pair(c"conv_mma_pair"),
-            conv_mma_pair_up: mma_pair(c"conv_mma_pair_up"),
+            conv_mma_pair: mma_pair(c"conv_mma_pair", tiling::CONV_MMA_PAIR_SHARED),
+            conv_mma_pair_96: mma_pair(c"conv_mma_pair_96", tiling::CONV_MMA_PAIR_96_SHARED),
+            conv_mma_pair_up: mma_pair(c"conv_mma_pair_up", tiling::CONV_MMA_PAIR_SHARED),
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision)),
             conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision)),
             conv_out: conv_out.kernel(c"conv_out", tiling::conv_out_shared(precision)),
+            conv_out_pixel: conv_out_pixel.kernel(c"conv_out_pixel", tiling::conv_out_shared(precision)),
             norm_apply: norm.kernel(c"norm_apply", 0),
             norm_silu: co_resident(&norm, c"norm_silu"),
+            norm_pixel: co_resident(&norm, c"norm_pixel"),
+            norm_pixel_silu: co_resident(&norm, c"norm_pixel_silu"),
             norm_finalize: norm.kernel(c"norm_finalize", 0),
             norm_statistics: norm.kernel(c"norm_statistics", 0),
             copy_rows: co_resident(&norm, c"copy_rows"),
@@ -161,11 +180,21 @@ impl Kernels {
         }
     }
 
+    /// The convolution to pixels, with this norm before it.
+    pub fn conv_out(&self, norm: Norm) -> &Kernel {
+        match norm {
+            Norm::Group { .. } => &self.conv_out,
+            Norm::Pixel => &self.conv_out_pixel,
+        }
+    }
+
     /// Loads what every job uses beside its convolutions. The context has to be current.
     pub fn load_common(&self) -> Result<()> {
         let norms = [
             &self.norm_apply,
             &self.norm_silu,
+            &self.norm_pixel,
+            &self.norm_pixel_silu,
             &self.norm_finalize,
             &self.norm_statistics,
             &self.copy_rows,

@@ -4,15 +4,15 @@ use super::frame_stride::FrameStride;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
 use super::queue::JobBlock;
-use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
+use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, Statistics, UNIT_BYTES};
 use crate::backend::gpu::{ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
 use crate::error::Result;
-use crate::ir::{ConvLayout, DeviceOffset, Prologue, Sizes};
+use crate::ir::{self, ConvLayout, DeviceOffset, Prologue, Sizes};
 
 /// By registers nine blocks of `norm_silu` fit on a multiprocessor. So these are two full rounds.
 const BLOCKS_A_MULTIPROCESSOR: u32 = 18;
 
-/// The norm before a layer. `stride`: from one slot of statistics to the next, in pairs of floats.
+/// The norm before a layer. That of pixels reads gamma alone. `stride`: from one slot of statistics to the next, in pairs of floats.
 pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u64, stride: i64) -> Norm {
     Norm {
         statistics,
@@ -20,20 +20,26 @@ pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u6
         beta: weights.beta,
         stride,
         groups: layout.norm.groups() as i32,
-        group_channels: (layout.cin / layout.norm.groups()) as i32,
+        group_channels: (layout.cin / layout.norm.groups().max(1)) as i32,
     }
 }
 
 impl Launcher {
     fn launch_norms(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
-        let kernel = match layout.prologue {
-            Prologue::NormSilu => &self.kernels.norm_silu,
-            Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
+        let kernels = &self.kernels;
+        let kernel = match (layout.norm, layout.prologue) {
+            (ir::Norm::Group { .. }, Prologue::NormSilu) => &kernels.norm_silu,
+            (ir::Norm::Group { .. }, Prologue::Norm | Prologue::None) => &kernels.norm_apply,
+            (ir::Norm::Pixel, Prologue::NormSilu) => &kernels.norm_pixel_silu,
+            (ir::Norm::Pixel, Prologue::Norm | Prologue::None) => &kernels.norm_pixel,
         };
         let blocks = (self.context.gpu.multiprocessors * BLOCKS_A_MULTIPROCESSOR / frames).max(1);
-        // A thread for each unit of a pixel.
+        // GroupNorm has a thread for each unit of a pixel.
         let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
-        let threads = CO_RESIDENT_THREADS.max(units);
+        let threads = match layout.norm {
+            ir::Norm::Group { .. } => CO_RESIDENT_THREADS.max(units),
+            ir::Norm::Pixel => CO_RESIDENT_THREADS,
+        };
         // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
         // the work.
         unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
@@ -95,8 +101,8 @@ impl LaunchNorm for Launcher {
     }
 
     fn statistics(&self, block: &JobBlock, of: &ConvLaunch, conv: &ConvParams, into: &[DeviceOffset]) -> Result<()> {
-        let layout = of.layout;
-        if !of.statistics {
+        let (layout, gathered) = (of.layout, Statistics::of(of.layout));
+        if !of.statistics || gathered == Statistics::None {
             return Ok(());
         }
         let statistics = into.iter().map(|at| block.at(at.0, self.sizes.statistics_bytes(layout.norm.groups())));
@@ -107,12 +113,12 @@ impl LaunchNorm for Launcher {
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
         let (statistics, stride) = (slots.address(), slots.bytes() / 8);
         let grid = [layout.norm.groups() as u32, count as u32];
-        if tiling::has_statistics_records(layout) {
+        if gathered == Statistics::Records {
             let params = FinalizeParams {
                 records: conv.records,
                 statistics,
                 stride,
-                quads: conv.channel_tiles * TILE_CHANNELS as i32 / 4,
+                quads: tiling::padded_outputs(layout) as i32 / 4,
                 group_quads: group_channels / 4,
                 groups: layout.norm.groups() as i32,
                 phases: conv.phases,

@@ -2,8 +2,8 @@
 //! so that plans for a GPU can be made on a machine without one.
 
 use super::tiling::{
-    self, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, MAX_FRAMES, ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS,
-    UNIT_BYTES, WEIGHT_TILE_BYTES,
+    self, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, MAX_FRAMES, STATISTICS_RECORD, Statistics, TileWidths,
+    UNIT_BYTES,
 };
 use crate::backend::Precision;
 use crate::backend::gpu::{self, RowSizes};
@@ -30,28 +30,27 @@ impl CudaSizes {
         self.precision.bytes()
     }
 
-    /// Input channels of a patch.
-    pub const fn k_block(self) -> u64 {
-        ROW_BYTES / self.element()
-    }
-
     /// Statistics records of one output frame.
     pub fn statistics_records_bytes(self, layout: &ConvLayout, input: FrameShape) -> u64 {
+        if layout.norm.groups() == 0 {
+            return 0;
+        }
         let grid = gpu::tile_grid(layout, input);
         let records = grid.height.div_ceil(STATISTICS_RECORD.0) * grid.width.div_ceil(STATISTICS_RECORD.1);
-        layout.window.phases() * records * tiling::channel_tiles(layout) * TILE_CHANNELS / 4 * STATISTICS_BYTES
+        layout.window.phases() * records * tiling::padded_outputs(layout) / 4 * STATISTICS_BYTES
     }
 
     pub fn weight_layout(self, layout: &ConvLayout) -> WeightLayout {
-        let (element, k_block) = (self.element(), self.k_block());
-        let (tiles, padded_cout) = (tiling::channel_tiles(layout), tiling::channel_tiles(layout) * TILE_CHANNELS);
+        let (element, widths) = (self.element(), TileWidths::of(layout));
+        let (tiles, padded_cout) = (tiling::channel_tiles(layout), tiling::padded_outputs(layout));
+        let k_block = widths.k_block(element);
         let slab_bytes = match ConvKernel::of(layout) {
             Ok(ConvKernel::In) => padded_cout * 9 * 4 * element,
             Ok(ConvKernel::Out) => layout.cin.div_ceil(k_block / 2) * (k_block / 2) * 32 * element,
-            _ => layout.window.taps() * layout.cin.div_ceil(k_block) * tiles * WEIGHT_TILE_BYTES,
+            _ => layout.window.taps() * layout.cin.div_ceil(k_block) * tiles * widths.bytes(),
         };
         let shortcut = layout.slabs * slab_bytes;
-        let bias = shortcut + layout.shortcut.map_or(0, |cin| cin.div_ceil(k_block) * tiles * WEIGHT_TILE_BYTES);
+        let bias = shortcut + layout.shortcut.map_or(0, |cin| cin.div_ceil(k_block) * tiles * widths.bytes());
         let edges = layout.bias_elements() / layout.cout;
         let gamma = bias + layout.biases * edges * padded_cout * 4;
         let norm = if layout.prologue == Prologue::None { 0 } else { layout.cin.next_multiple_of(64) * 4 };
@@ -123,7 +122,7 @@ impl Sizes for CudaSizes {
     fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64> {
         let is_streamed = |part: &BandPart| matches!(part, BandPart::Output(_) | BandPart::StatisticsOutput);
         // Statistics of streamed outputs are computed per band, from fours of channels.
-        let is_possible = !parts.iter().any(is_streamed) || tiling::has_statistics_records(&shape.layout);
+        let is_possible = !parts.iter().any(is_streamed) || Statistics::of(&shape.layout) != Statistics::Frames;
         is_possible.then(|| self.band_buffers(shape, parts, outputs))
     }
 

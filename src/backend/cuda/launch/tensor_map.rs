@@ -4,7 +4,7 @@ use cudarc::driver::sys;
 
 use super::params::{AttentionParams, ConvParams, FramePart, SourceParams, TensorMap};
 use super::sizes::CudaSizes;
-use super::tiling::ATTENTION_WGMMA_BOX;
+use super::tiling::{ATTENTION_WGMMA_BOX, TileWidths};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::check;
 use crate::error::Result;
@@ -17,6 +17,21 @@ pub enum Swizzle {
     Rows128,
 }
 
+impl Swizzle {
+    pub fn of(row_bytes: u64) -> Swizzle {
+        if row_bytes == 64 { Swizzle::Rows64 } else { Swizzle::Rows128 }
+    }
+
+    /// Channels of a row.
+    fn channels(self, sizes: CudaSizes) -> u32 {
+        let bytes = match self {
+            Swizzle::Rows64 => 64,
+            Swizzle::Rows128 => 128,
+        };
+        bytes / sizes.element() as u32
+    }
+}
+
 /// Patches of a row's channels by `pitch` columns by `rows` rows of a source's frames.
 pub fn patch_map(
     sizes: CudaSizes,
@@ -25,7 +40,6 @@ pub fn patch_map(
     slots: u64,
     swizzle: Swizzle,
 ) -> Result<TensorMap> {
-    let row_channels = sizes.k_block() as u32 / if swizzle == Swizzle::Rows64 { 2 } else { 1 };
     let (channels, width, height) = (source.channels as u64, part.width as u64, source.height as u64);
     let (step, row) = (source.stride as u32, width * channels * sizes.element());
     encode(
@@ -33,23 +47,30 @@ pub fn patch_map(
         part.frames,
         &[channels, width, height, slots],
         &[channels * sizes.element(), row, part.slot_bytes as u64],
-        &[row_channels, source.pitch as u32 * step, source.rows as u32 * step, 1],
+        &[swizzle.channels(sizes), source.pitch as u32 * step, source.rows as u32 * step, 1],
         &[1, step, step, 1],
         swizzle,
     )
 }
 
-/// Boxes of a K block of channels by 8 x 16 pixels of the residual.
-pub fn residual_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+/// Boxes of a row's channels by 8 x 16 pixels of the residual.
+pub fn residual_map(
+    sizes: CudaSizes,
+    params: &ConvParams,
+    shape: FrameShape,
+    slots: u64,
+    widths: TileWidths,
+) -> Result<TensorMap> {
+    let swizzle = Swizzle::of(widths.row_bytes);
     let (channels, row) = (params.cout as u64, shape.width * params.cout as u64 * sizes.element());
     encode(
         sizes,
         params.residual,
         &[channels, shape.width, shape.height, slots],
         &[channels * sizes.element(), row, params.residual_slot_bytes as u64],
-        &[sizes.k_block() as u32, 16, 8, 1],
+        &[swizzle.channels(sizes), 16, 8, 1],
         &[1; 4],
-        Swizzle::Rows128,
+        swizzle,
     )
 }
 
@@ -60,8 +81,9 @@ pub fn output_map(
     params: &ConvParams,
     shape: FrameShape,
     slots: u64,
-    columns: u32,
+    (widths, columns): (TileWidths, u32),
 ) -> Result<TensorMap> {
+    let swizzle = Swizzle::of(widths.row_bytes);
     let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
     let row = shape.width * channels * sizes.element();
     encode(
@@ -69,9 +91,9 @@ pub fn output_map(
         params.out,
         &[channels * sides, shape.width / sides, sides, shape.height / sides, slots],
         &[channels * sides * sizes.element(), row, row * sides, params.out_slot_bytes as u64],
-        &[sizes.k_block() as u32, columns, 1, 8, 1],
+        &[swizzle.channels(sizes), columns, 1, 8, 1],
         &[1; 5],
-        Swizzle::Rows128,
+        swizzle,
     )
 }
 
@@ -84,7 +106,7 @@ pub fn attention_map(sizes: CudaSizes, params: &AttentionParams, slots: u64) -> 
         params.input,
         &[channels, 3, pixels, slots],
         &[part, 3 * part, params.in_slot_bytes as u64],
-        &[sizes.k_block() as u32, 1, ATTENTION_WGMMA_BOX, 1],
+        &[Swizzle::Rows128.channels(sizes), 1, ATTENTION_WGMMA_BOX, 1],
         &[1; 4],
         Swizzle::Rows128,
     )

@@ -13,8 +13,49 @@ pub const MAX_FRAMES: usize = 32;
 pub const ROW_BYTES: u64 = 128;
 /// Output channels of a tile.
 pub const TILE_CHANNELS: u64 = 128;
-/// Bytes of packed weights for one tap, K block and channel tile.
-pub const WEIGHT_TILE_BYTES: u64 = TILE_CHANNELS * ROW_BYTES;
+
+/// What the kernels of many channels multiply at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TileWidths {
+    /// Output channels of a tile.
+    pub columns: u64,
+    /// Bytes of a pixel in a patch, and of an output channel in a tile of weights.
+    pub row_bytes: u64,
+}
+
+impl TileWidths {
+    pub const WIDE: TileWidths = TileWidths { columns: TILE_CHANNELS, row_bytes: ROW_BYTES };
+    /// For widths that the wide tiles do not divide, such as 96 and 192.
+    pub const NARROW: TileWidths = TileWidths { columns: 96, row_bytes: 64 };
+
+    /// By the layout alone, so that weights have the same size on every card. Narrow tiles take no statistics, and
+    /// have no kernels that shrink frames or upsample in pairs.
+    pub fn of(layout: &ConvLayout) -> TileWidths {
+        let has_kernels = match layout.window {
+            Window::Point | Window::Same => true,
+            Window::Up => layout.pairs.is_none(),
+            Window::Down => false,
+        };
+        let is_main = matches!(ConvKernel::of(layout), Ok(ConvKernel::Main));
+        let padded = |widths: TileWidths| layout.cout.next_multiple_of(widths.columns);
+        let gains = padded(TileWidths::NARROW) < padded(TileWidths::WIDE);
+        if layout.norm == Norm::Pixel && is_main && has_kernels && gains { Self::NARROW } else { Self::WIDE }
+    }
+
+    pub fn is_narrow(self) -> bool {
+        self == TileWidths::NARROW
+    }
+
+    /// Packed weights of one tap.
+    pub const fn bytes(self) -> u64 {
+        self.columns * self.row_bytes
+    }
+
+    /// Input channels of a patch, for elements of so many bytes.
+    pub const fn k_block(self, element: u64) -> u64 {
+        self.row_bytes / element
+    }
+}
 /// Rows and columns of pixels that one statistics record covers.
 pub const STATISTICS_RECORD: (u64, u64) = (8, 16);
 /// Frames begin at multiples of this.
@@ -44,6 +85,9 @@ pub const fn conv_mma_threads(precision: Precision) -> u32 {
 }
 
 pub const CONV_MMA_PAIR_THREADS: u32 = 256;
+/// Of the same kernels with narrow tiles.
+pub const CONV_MMA_96_THREADS: u32 = 192;
+pub const CONV_MMA_PAIR_96_THREADS: u32 = 384;
 
 /// Dynamic shared memory. Leaves room for a co-resident block that has none: each block takes 1 KiB of the driver's.
 pub const CONV_WGMMA_SHARED: u32 = 230_528;
@@ -51,6 +95,9 @@ pub const CONV_WGMMA_SHARED: u32 = 230_528;
 pub const CONV_MMA_SHARED: u32 = 2 * 23_040;
 /// Six half patches, where each thread loads them from, sums that are exchanged, moments, and tiles.
 pub const CONV_MMA_PAIR_SHARED: u32 = 6 * 11_520 + 2 * 256 * 16 + 16_384 + 768 + 8 * 20;
+/// The same with narrow tiles.
+pub const CONV_MMA_96_SHARED: u32 = 2 * 11_520;
+pub const CONV_MMA_PAIR_96_SHARED: u32 = 6 * 11_520 + 2 * 256 * 16 + 12_288 + 1_152 + 12 * 20;
 pub const ATTENTION_WGMMA_SHARED: u32 = 231_936;
 /// Keys and values of two steps, and their scores.
 pub const ATTENTION_SHARED: u32 = (64 + 16) << 10;
@@ -174,7 +221,12 @@ impl ConvKernel {
 }
 
 pub fn channel_tiles(layout: &ConvLayout) -> u64 {
-    layout.cout.div_ceil(TILE_CHANNELS)
+    layout.cout.div_ceil(TileWidths::of(layout).columns)
+}
+
+/// Output channels with those that fill up the last tile.
+pub fn padded_outputs(layout: &ConvLayout) -> u64 {
+    layout.cout.next_multiple_of(TileWidths::of(layout).columns)
 }
 
 /// Whether launches hand partial sums to each other: where frames shrink, and later ones see earlier ones.
@@ -182,9 +234,25 @@ pub fn passes_partial_sums(layout: &ConvLayout) -> bool {
     layout.window == Window::Down && layout.slabs > 1
 }
 
-/// Whether groups consist of the fours of channels that statistics records cover.
-pub fn has_statistics_records(layout: &ConvLayout) -> bool {
-    (layout.cout / layout.norm.groups().max(1)).is_multiple_of(4)
+/// How the statistics of a convolution's output are gathered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistics {
+    /// The norm needs none.
+    None,
+    /// Groups consist of the fours of channels that records cover.
+    Records,
+    /// From whole frames.
+    Frames,
+}
+
+impl Statistics {
+    pub fn of(layout: &ConvLayout) -> Statistics {
+        match layout.norm {
+            Norm::Pixel => Statistics::None,
+            Norm::Group { groups } if (layout.cout / groups.max(1)).is_multiple_of(4) => Statistics::Records,
+            Norm::Group { .. } => Statistics::Frames,
+        }
+    }
 }
 
 /// The taps of a phase in the order the kernels use them: plane by plane.
@@ -215,9 +283,6 @@ fn check_conv(precision: Precision, layout: &ConvLayout) -> Result<()> {
     ConvKernel::of(layout)?;
     if layout.pairs.is_some_and(|pairs| pairs != PAIRS) {
         return Err(Error::Internal(format!("pairs of frames with slabs {:?}", layout.pairs)));
-    }
-    if layout.norm == Norm::Pixel {
-        return refuse("a norm of each pixel by the length of its channels".into());
     }
     let most = MOST_NORM_BYTES / precision.bytes();
     if layout.prologue != Prologue::None && channel_stride(layout.cin) > most {

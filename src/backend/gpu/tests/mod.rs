@@ -131,3 +131,18 @@ fn a_wait_that_is_left_out_changes_bits() {
     let unseen: Vec<WaitSite> = sites.iter().copied().filter(|site| !shows(*site)).collect();
     assert!(unseen.is_empty(), "{unseen:?} of {sites:?}");
 }
+
+/// Frames with norms of pixels carry no statistics.
+#[test]
+fn norms_of_pixels_in_bands_have_the_bits_of_whole_frames() {
+    let [head, layer] = layers().map(|layout| ConvLayout { norm: Norm::Pixel, ..layout });
+    let gpu = HostGpu::new(7, None).unwrap();
+    let chunks = |cache| run_chunks(&gpu, (&head, &layer), SIZE, cache, CacheFormat::Exact).0;
+    for cache in [Cache::Split(0), Cache::Split(8), Cache::Split(SIZE.1), Cache::Recomputed] {
+        assert!(chunks(Some(cache)) == chunks(None), "{cache:?}");
+    }
+    let block = |hidden| block_outputs(&gpu, &head, &layer, SIZE, hidden);
+    for hidden in [CACHE_FRAMES, FRAMES - 1] {
+        assert!(block(Some(hidden)) == block(None), "{hidden} hidden frames");
+    }
+}

@@ -10,7 +10,7 @@ fn spec(request: &Request, policy: SchedulePolicy, tiles: Option<TileSize>, orde
 type Demand = (Vec<(u64, u64)>, u64);
 
 /// What both memories need, and the number of operations that were rehearsed.
-fn rehearsed(schedule: Schedule, end: Option<u64>, slices: usize, target: &Target) -> ([Demand; 2], usize) {
+fn rehearsed(schedule: Schedule, end: Option<u64>, slices: Option<usize>, target: &Target) -> ([Demand; 2], usize) {
     let mut ops = 0;
     let arenas = schedule.rehearse(end, slices, target, |_, _| ops += 1);
     ([arenas.device.demand(), arenas.host.demand()], ops)
@@ -18,7 +18,7 @@ fn rehearsed(schedule: Schedule, end: Option<u64>, slices: usize, target: &Targe
 
 /// Compares both rehearsals. Returns how many operations each had.
 fn compare(spec: &ScheduleSpec, frames: Option<u64>, end: Option<u64>, device: &Device) -> [usize; 2] {
-    let (target, slices) = (device.target(), if end.is_none() { 4 } else { usize::MAX });
+    let (target, slices) = (device.target(), end.is_none().then_some(4));
     let whole = Schedule::new(spec.clone(), frames, Arenas::default(), &target);
     let short = Schedule::rehearsal(spec.clone(), frames, Arenas::default(), &target);
     let ((whole, whole_ops), (short, short_ops)) =
@@ -94,7 +94,7 @@ fn rehearsals_do_not_grow_with_work_items() {
             let tiles = Some(TileSize { height: size, width: size, overlap: 0, spacing: Spacing::Even });
             let spec = spec(&request, policy, tiles, ItemOrder::SliceBySlice);
             let target = FUSED.target();
-            rehearsed(Schedule::rehearsal(spec, None, Arenas::default(), &target), None, 4, &target).1
+            rehearsed(Schedule::rehearsal(spec, None, Arenas::default(), &target), None, Some(4), &target).1
         };
         let (few, many) = (ops(3, 16), ops(256, 8));
         assert!(many < 4 * few, "{many} against {few}");

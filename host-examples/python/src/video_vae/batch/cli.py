@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import VideoVaeError
+from .._models import resolve
 from .buckets import Size, parse_buckets
 from .errors import BatchError
 from .timing import parse_rate
@@ -99,7 +101,7 @@ def _add_common(
 ) -> None:
     add = parser.add_argument
     add("--out", required=True, type=Path, help=out)
-    add("--weights", required=True, help="the checkpoint")
+    add("--weights", required=True, help="the checkpoint: a file, a name of `vvae get`, or demo")
     add("--retry-broken", action="store_true", help="make shards with broken inputs anew")
     add("--set", action="append", default=[], type=_setting, metavar="KEY=VALUE", help="a parameter, repeatable")
     add("--engine", choices=["local", "ray"], default="local", help="this process, or a Ray cluster (local)")
@@ -132,7 +134,7 @@ def _encode_clip(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     job, folder = encode_clip_job(options.source, settings, options.part_frames), parts_folder(options.out)
-    status = _run(options, job, encode_worker(settings), folder)
+    status = _run(options, job, encode_worker(settings), folder, "part")
     join_latents(job, folder, options.out)
     remove_parts(folder)
     return status
@@ -146,7 +148,7 @@ def _decode_clip(options: argparse.Namespace) -> int:
         raise BatchError(f"--out {options.out}: a video in {options.codec} ends with {CODECS[options.codec][2]}")
     settings = _decode_settings(options)
     job, folder = decode_clip_job(options.source, settings, options.part_frames), parts_folder(options.out)
-    status = _run(options, job, decode_clip_worker(settings, options.part_frames), folder)
+    status = _run(options, job, decode_clip_worker(settings, options.part_frames), folder, "part")
     join_videos(job, folder, options.out)
     remove_parts(folder)
     return status
@@ -160,12 +162,16 @@ def _settings(options: argparse.Namespace) -> Settings:
     if options.sample:
         parameters["posterior"] = "sample"
     return Settings(
-        weights=str(Path(options.weights).absolute()),
+        weights=_weights(options),
         rule=FrameRule(options.buckets, options.max_frames, options.rate, options.keep_damaged),
         dtype=options.dtype,
         logvar=not options.no_logvar and parameters.get("posterior") != "sample",
         parameters=parameters,
     )
+
+
+def _weights(options: argparse.Namespace) -> str:
+    return str(Path(resolve(options.weights)).absolute())
 
 
 def _decode(options: argparse.Namespace) -> int:
@@ -178,17 +184,20 @@ def _decode(options: argparse.Namespace) -> int:
 def _decode_settings(options: argparse.Namespace) -> DecodeSettings:
     from .decode import DecodeSettings
 
-    weights = str(Path(options.weights).absolute())
-    return DecodeSettings(weights, options.codec, options.crf, dict(options.set))
+    return DecodeSettings(_weights(options), options.codec, options.crf, dict(options.set))
 
 
-def _run(options: argparse.Namespace, job: Job, make: WorkerMaker, folder: Path | None = None) -> int:
+def _run(
+    options: argparse.Namespace, job: Job, make: WorkerMaker, folder: Path | None = None, unit: str = "clip"
+) -> int:
+    """`unit`: what the job's items are."""
     from .progress import words
     from .run import run
 
     retry, quiet = options.retry_broken, options.quiet
-    figures = run(job, folder or options.out, lambda: _engine(options, make), retry_broken=retry, quiet=quiet)
-    print(words(figures, figures["skipped"]))
+    engine = functools.partial(_engine, options, make)
+    figures = run(job, folder or options.out, engine, retry_broken=retry, quiet=quiet, unit=unit)
+    print(words(figures, figures["skipped"], unit))
     return 0
 
 

@@ -143,11 +143,11 @@ class DecodeWorker:
         try:
             if sample.error is not None:
                 raise BrokenInput(sample.error)
-            stem = _stem(sample.key)
-            if stem in names:
-                raise BrokenInput(f"a sample before it has the key {stem!r} too")
-            done = self._decode(sample, about, folder)
-            names.add(stem)
+            if _stem(sample.key) in names:
+                raise BrokenInput(f"a sample before it has the key {sample.key!r} too")
+            stem = _source_stem(about, sample.key, names)
+            done = self._decode(sample, about, f"{folder}/{stem}")
+            names.update((sample.key, stem))
             return done
         except BrokenInput as error:
             failed: Future[int] = Future()
@@ -160,14 +160,14 @@ class DecodeWorker:
         write_atomic(record_path(self._folder, shard), json.dumps(record, sort_keys=True) + "\n")
         return record
 
-    def _decode(self, sample: Sample, about: dict[str, Any], folder: str) -> Future[int]:
-        """Decodes a sample into the queue of a writer."""
+    def _decode(self, sample: Sample, about: dict[str, Any], stem: str) -> Future[int]:
+        """Decodes a sample into the queue of a writer. `stem`: the file within the folder, without its ending."""
         latent = latent_of(sample.tensors)
         size = encoded_size(about, latent.shape, self._vae)
         timing = _timing(about, size[0])
         about.update(frames=size[0], height=size[1], width=size[2])
-        about["file"] = f"{folder}/{video_name(sample.key, size[0], self._settings.codec)}"
-        own_folder(self._folder / folder)
+        about["file"] = video_name(stem, size[0], self._settings.codec)
+        own_folder((self._folder / stem).parent)
         pieces: queue.Queue[numpy.ndarray | None] = queue.Queue(_PIECES)
         done = self._start_writer(self._folder / about["file"], timing, pieces)
         parts = (latent[:, :, first : first + _PIECE] for first in range(0, latent.shape[2], _PIECE))
@@ -292,6 +292,16 @@ def _stem(key: str | None) -> str:
             f"its key {(key or '')[:60]!r} cannot name a file: it must have 1 to {_KEY_BYTES} bytes and no slash"
         )
     return key
+
+
+def _source_stem(about: dict[str, Any], key: str, names: set[str]) -> str:
+    """The name of the source without its ending, as a file's name. Where two have one name, or it is none: the key."""
+    source = about.get("source")
+    stem = Path(source).stem if isinstance(source, str) else ""
+    try:
+        return key if _stem(stem) in names or stem.startswith(".") else stem
+    except BrokenInput:
+        return key
 
 
 def latent_of(tensors: dict[str, numpy.ndarray]) -> numpy.ndarray:

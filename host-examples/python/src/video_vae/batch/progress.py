@@ -25,7 +25,10 @@ class Figures:
 class ProgressBar:
     """A bar of tqdm's if it is there and the output is a terminal, otherwise a line now and then."""
 
-    def __init__(self, total: int, done: int, stream: TextIO | None = None, every: float = 10.0) -> None:
+    def __init__(
+        self, total: int, done: int, stream: TextIO | None = None, every: float = 10.0, unit: str = "clip"
+    ) -> None:
+        self._unit = unit
         self._stream = stream or sys.stderr
         self._total, self._before, self._every = total, done, every
         self._start = self._told = time.monotonic()
@@ -34,7 +37,7 @@ class ProgressBar:
             try:
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=total, initial=done, unit="clip", file=self._stream)
+                self._bar = tqdm(total=total, initial=done, unit=unit, file=self._stream)
             except ImportError:
                 pass
 
@@ -48,7 +51,7 @@ class ProgressBar:
         if now - self._told >= self._every:
             self._told = now
             rate = (done - self._before) / (now - self._start)
-            text = f"{done} of {self._total} clips, {rate:.2f} a second, {figures['broken']} broken"
+            text = f"{done} of {self._total} {self._unit}s, {rate:.2f} a second, {figures['broken']} broken"
             print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -79,17 +82,17 @@ def summary(figures: dict[str, Any], seconds: float, workers: int) -> dict[str, 
     }
 
 
-def words(figures: dict[str, Any], skipped: int) -> str:
-    """The summary for people."""
+def words(figures: dict[str, Any], skipped: int, unit: str = "clip") -> str:
+    """The summary for people. `unit` names what was counted."""
     text = (
-        f"{figures['clips']} clips in {figures['seconds']:.1f} s: {figures['clips_per_second']:.2f} clips/s, "
+        f"{figures['clips']} {unit}s in {figures['seconds']:.1f} s: {figures['clips_per_second']:.2f} {unit}s/s, "
         f"{figures['megapixel_frames_per_second']:.2f} megapixel-frames/s, "
         f"{figures['bytes'] / 2**20:.1f} MiB written\n"
         f"devices: {figures['workers']}, in use {100 * figures['device_use']:.0f} % of the time, "
         f"waiting for frames {100 * figures['feed_wait']:.0f} %"
     )
     if skipped:
-        text += f"\n{skipped} inputs were complete before"
+        text += f"\n{skipped} {unit}s were complete before"
     if figures["broken"]:
         text += f"\n{figures['broken']} are broken; manifest.jsonl says why"
     if figures["damaged"]:

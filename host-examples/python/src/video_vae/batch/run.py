@@ -59,9 +59,15 @@ class Job:
 
 
 def run(
-    job: Job, out: Path, engine: Callable[[], Engine], *, retry_broken: bool = False, quiet: bool = False
+    job: Job,
+    out: Path,
+    engine: Callable[[], Engine],
+    *,
+    retry_broken: bool = False,
+    quiet: bool = False,
+    unit: str = "clip",
 ) -> dict[str, Any]:
-    """Does what is not complete yet. Answers the figures of this invocation; `skipped` items were complete."""
+    """Does what is not complete yet. `unit` names an item to people. Answers the figures of this invocation; `skipped` items were complete."""
     with RunFolder(out) as folder:
         workers = engine()
         try:
@@ -73,7 +79,8 @@ def run(
                 complete = {index: record for index, record in complete.items() if not _has_broken(record)}
             left = [shard for shard in job.shards if shard.index not in complete]
             skipped = len(job.items) - sum(len(shard.items) for shard in left)
-            figures = _work(workers, left, folder, name, None if quiet else ProgressBar(len(job.items), skipped))
+            bar = None if quiet else ProgressBar(len(job.items), skipped, unit=unit)
+            figures = _work(workers, left, folder, name, bar)
             folder.finish(job.shards)
             figures["skipped"] = skipped
             folder.summarize(figures)

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::memory::SharedBytes;
 use super::weights::PlainWeights;
 use super::{ALIGN, HostGpu, HostSizes};
 use crate::backend::cpu::{Cpu, CpuMemory};
 use crate::backend::gpu::{NormOf, RowSizes, TensorFrame, U8Copy, U8Rows, output_rows};
-use crate::backend::{Diagnosis, Execution, JobAllocation, NonFinite, RunArgs};
+use crate::backend::{Diagnosis, Execution, JobAllocation, NonFinite, Precision, RunArgs};
 use crate::ir::{
     Affine, AttentionOp, BlendTile, Buffers, CacheFormat, ConvFrame, ConvLayout, ConvOp, DeviceOffset, Fades,
     FrameShape, LoadTensor, Offsets, Op, PartialSums, PinnedBytes, Posterior, Prologue, Shape, Sizes, SplitColumns,
@@ -63,6 +65,7 @@ pub struct ConvWork {
     pub input_rows: Range<u64>,
     pub split: Option<(SplitColumns, Vec<(DeviceOffset, DeviceOffset)>)>,
     pub next_norm: Option<(Norm, Vec<DeviceOffset>)>,
+    pub precision: Precision,
 }
 
 impl ConvWork {
@@ -153,16 +156,31 @@ impl ConvWork {
         let bytes = (out_rows.end - out_rows.start) * row;
         for (number, (from, frame)) in outs.iter().zip(&self.frames).enumerate() {
             let from = DeviceOffset(from.0 + (out_rows.start - out_window.start) * row);
-            let (made, to) = (take(&mut memory, from, bytes), frame.out.0.wrapping_add(out_rows.start * row));
-            block.write(to, made);
+            let made = rounded(take(&mut memory, from, bytes), self.precision);
+            let to = frame.out.0.wrapping_add(out_rows.start * row);
+            block.write(to, &made);
             if let Some(scratch) = self.scratch {
-                block.write(scratch + number as u64 * HostSizes.data_bytes(whole) + out_rows.start * row, made);
+                block.write(scratch + number as u64 * HostSizes.data_bytes(whole) + out_rows.start * row, &made);
             }
             if let Some((norm, statistics)) = &self.next_norm {
                 norm.run(block, to, to, bytes / row * whole.width, statistics[number]);
             }
         }
     }
+}
+
+/// Floats as a precision has them. What is too large for it becomes infinite.
+fn rounded(floats: &[u8], precision: Precision) -> Vec<u8> {
+    let round = |bytes: &[u8; 4]| {
+        let value = f32::from_ne_bytes(*bytes);
+        let value = match precision {
+            Precision::Fp16 => f16::from_f32(value).to_f32(),
+            Precision::Bf16 => bf16::from_f32(value).to_f32(),
+            Precision::Fp32 => value,
+        };
+        value.to_ne_bytes()
+    };
+    floats.as_chunks().0.iter().flat_map(round).collect()
 }
 
 /// The norm before a layer, and SiLU if it has it.

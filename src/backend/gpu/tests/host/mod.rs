@@ -139,6 +139,7 @@ pub struct HostGpu {
     clock: Arc<Mutex<Clock>>,
     main: HostQueue,
     cpu: Arc<Cpu>,
+    precision: Precision,
 }
 
 impl HostGpu {
@@ -146,7 +147,13 @@ impl HostGpu {
     pub fn new(seed: u64, dropped: Option<WaitSite>) -> Result<HostGpu> {
         let clock = Arc::new(Mutex::new(Clock::new(seed, dropped)));
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
-        Ok(HostGpu { main: HostQueue::new(&clock), clock, cpu: Arc::new(cpu) })
+        Ok(HostGpu { main: HostQueue::new(&clock), clock, cpu: Arc::new(cpu), precision: Precision::Fp32 })
+    }
+
+    /// Rounds what layers give to a precision, so that values overflow as on a GPU that computes in it. Frames keep the
+    /// size of f32.
+    pub fn rounding(self, precision: Precision) -> HostGpu {
+        HostGpu { precision, ..self }
     }
 
     /// Every place in the code that has waited.
@@ -306,6 +313,7 @@ impl LaunchConv for HostGpu {
             input_rows: band.input_rows.clone(),
             split: band.split.map(|split| (split.columns, split.frames.to_vec())),
             next_norm,
+            precision: self.precision,
         };
         self.launch(band.queue, block, move |cpu, block| work.run(cpu, block));
         Ok(())
@@ -449,7 +457,7 @@ impl DeviceFacts for HostGpu {
     const MAPS_CHANNELS: bool = false;
 
     fn precision(&self) -> Precision {
-        Precision::Fp32
+        self.precision
     }
 
     fn arithmetic(&self) -> String {

@@ -1,0 +1,290 @@
+"""diffusers' own image autoencoders beside video-vae on one machine: error, seconds and memory.
+
+    python tests/bench_diffusers.py [errors] [tiling] [speed] [--device cuda] [--models flux,sdxl] [--size 1024]
+                                    [--large 4096] [--limit 8GiB] [--rounds 7] [--diffusers FOLDER] [--json FILE]
+
+errors  relative RMS of both in fp16 and bf16, decode and encode, against diffusers in fp32
+tiling  a decode of LARGE x LARGE: diffusers' tiles beside video-vae within LIMIT; error against diffusers in fp32
+        without tiles, and against the same implementation without tiles
+speed   both in turns: the median of the ratios, decode and encode, in fp32, bf16 and on a GPU fp16
+
+Without a part: errors and tiling. Weights are random, of the real size. Tensors lie on the device. FOLDER has diffusers
+and what it imports, if Python does not. The library is $VIDEO_VAE_LIBRARY, or target/release.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "host-examples" / "python" / "src"))
+GIB = 1 << 30
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+# Latent channels, and whether 1x1 convolutions stand before the decoder and behind the encoder.
+MODELS = {"sdxl": (4, True), "flux": (16, False)}
+SCALE = 8
+
+
+class Missing(type):
+    """A class that stands for anything of a package that is not there."""
+
+    def __getattr__(cls, name: str):
+        return Stub
+
+    def __or__(cls, other):
+        return cls
+
+    __ror__ = __or__
+
+
+class Stub(metaclass=Missing):
+    pass
+
+
+def stub(name: str) -> types.ModuleType:
+    def attribute(key: str):
+        if key == "__version__":
+            return "9.0"
+        if key.startswith("__"):
+            raise AttributeError(key)
+        return Stub
+
+    module = types.ModuleType(name)
+    module.__path__ = []
+    module.__getattr__ = attribute
+    return module
+
+
+def autoencoder_class(folder: str | None):
+    """AutoencoderKL. Packages that only downloads need are stubbed where they are missing."""
+    if folder:
+        sys.path.insert(0, folder)
+    for name in ("transformers", "peft", "accelerate"):
+        sys.modules[name] = None
+    for _ in range(20):
+        try:
+            from diffusers import AutoencoderKL
+
+            # It warns of every change of type.
+            logging.getLogger("diffusers").setLevel(logging.ERROR)
+            return AutoencoderKL
+        except ModuleNotFoundError as missing:
+            sys.modules[missing.name] = stub(missing.name)
+            for name in list(sys.modules):
+                if name.startswith(("diffusers", "huggingface_hub")):
+                    del sys.modules[name]
+    raise SystemExit("diffusers cannot be imported")
+
+
+class Pair:
+    """One model in both implementations, with the same random weights."""
+
+    def __init__(self, name: str, options: argparse.Namespace, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        channels, quant = MODELS[name]
+        self.name, self.channels, self.device = name, channels, options.device
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            self.peer = options.autoencoder(
+                down_block_types=["DownEncoderBlock2D"] * 4,
+                up_block_types=["UpDecoderBlock2D"] * 4,
+                block_out_channels=[128, 256, 512, 512],
+                layers_per_block=2,
+                latent_channels=channels,
+                norm_num_groups=32,
+                sample_size=1024,
+                use_quant_conv=quant,
+                use_post_quant_conv=quant,
+            ).eval()
+        weights = folder / f"{name}.safetensors"
+        self.state = {key: value.cpu().clone() for key, value in self.peer.state_dict().items()}
+        save_file(self.state, str(weights))
+        from video_vae import VideoVae
+
+        self.own = VideoVae(weights, "cuda:0" if self.device == "cuda" else self.device)
+
+    def rounded(self, precision: str):
+        """diffusers' model in a type, from the weights in fp32."""
+        self.peer.to(torch.float32).load_state_dict(self.state)
+        return self.peer.to(DTYPES[precision])
+
+    def inputs(self, size: int) -> dict[str, torch.Tensor]:
+        """Values that every type has."""
+        random = torch.Generator(self.device).manual_seed(1)
+        latent = torch.randn(1, self.channels, size // SCALE, size // SCALE, generator=random, device=self.device)
+        image = torch.rand(1, 3, size, size, generator=random, device=self.device) * 2 - 1
+        return {"decode": latent.bfloat16().float(), "encode": image.bfloat16().float()}
+
+    def call_peer(self, node: str, value: torch.Tensor) -> torch.Tensor:
+        if node == "decode":
+            return self.peer.decode(value, return_dict=False)[0]
+        return self.peer.encode(value, return_dict=False)[0].mode()
+
+    def call_own(self, node: str, value: torch.Tensor) -> torch.Tensor:
+        if node == "decode":
+            return self.own.decode(value)[:, :, 0]
+        return self.own.encode(value[:, :, None])[:, :, 0]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square, relative to that of what is expected."""
+    total = expected.double().square().sum()
+    return ((found.double() - expected.double()).square().sum() / total).sqrt().item()
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(work: Callable[[], object], device: str, times: int = 1) -> float:
+    def once() -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        work()
+        synchronize(device)
+        return time.perf_counter() - start
+
+    return statistics.median(once() for _ in range(times))
+
+
+def peak_gib(device: str) -> float:
+    return torch.cuda.max_memory_allocated() / GIB if device == "cuda" else 0.0
+
+
+def forget_peak(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def errors(pair: Pair, options: argparse.Namespace) -> list[dict]:
+    inputs, rows = pair.inputs(options.size), []
+    torch.backends.cudnn.benchmark = False
+    pair.rounded("fp32")
+    expected = {node: pair.call_peer(node, value) for node, value in inputs.items()}
+    precisions = ["fp32", "bf16", "fp16"] if pair.device == "cuda" else ["fp32", "bf16"]
+    for precision in precisions:
+        pair.rounded(precision)
+        pair.own.precision = precision
+        for node, value in inputs.items():
+            own = error(pair.call_own(node, value), expected[node])
+            peer = error(pair.call_peer(node, value.to(DTYPES[precision])), expected[node])
+            rows.append({"part": "errors", "model": pair.name, "node": node, "precision": precision})
+            rows[-1] |= {"size": options.size, "own": own, "diffusers": peer, "holds": own <= peer}
+            print(f"errors {pair.name} {node} {precision}: video-vae {own:.2e}, diffusers {peer:.2e}", flush=True)
+    return rows
+
+
+def tiling(pair: Pair, options: argparse.Namespace) -> list[dict]:
+    latent, device = pair.inputs(options.large)["decode"], pair.device
+    precision = "fp16" if device == "cuda" else "bf16"
+    typed, rows = latent.to(DTYPES[precision]), []
+    torch.backends.cudnn.benchmark = False
+    pair.own.trim(weights=True)
+    pair.rounded("fp32")
+    expected = pair.call_peer("decode", latent).cpu()
+    forget_peak(device)
+    torch.backends.cudnn.benchmark = True
+
+    def told(who: str, work: Callable[[], torch.Tensor], gib: Callable[[], float], untiled: torch.Tensor | None):
+        found = work()
+        forget_peak(device)
+        took, row = seconds(work, device, 3), {"part": "tiling", "model": pair.name, "who": who}
+        row |= {"size": options.large, "precision": precision, "seconds": took, "gib": gib()}
+        row["error"] = error(found.cpu(), expected)
+        row["error_against_untiled"] = error(found.cpu(), untiled) if untiled is not None else 0.0
+        rows.append(row)
+        figures = f"{took:.3f} s, {row['gib']:.2f} GiB, error {row['error']:.2e}"
+        against = f"against untiled {row['error_against_untiled']:.2e}"
+        print(f"tiling {pair.name} {options.large}^2 {who}: {figures}, {against}", flush=True)
+        return found.cpu()
+
+    pair.rounded(precision)
+    untiled = told("diffusers, untiled", lambda: pair.call_peer("decode", typed), lambda: peak_gib(device), None)
+    pair.peer.enable_tiling()
+    told("diffusers, tiled", lambda: pair.call_peer("decode", typed), lambda: peak_gib(device), untiled)
+    pair.peer.disable_tiling()
+    pair.peer.to("cpu")
+    forget_peak(device)
+    own = lambda: pair.call_own("decode", typed)
+    used = lambda: pair.own.last_run().device_bytes / GIB
+    pair.own.configure(precision=precision, memory_limit="auto")
+    whole = told("video-vae, no limit", own, used, None)
+    pair.own.trim(weights=True)
+    pair.own.configure(memory_limit=options.limit, tiles="never")
+    told(f"video-vae, {options.limit}", own, used, whole)
+    report = pair.own.last_run()
+    print(f"  {report.host_bytes / GIB:.2f} GiB of host memory, exact {report.exact}", flush=True)
+    return rows
+
+
+def speed(pair: Pair, options: argparse.Namespace) -> list[dict]:
+    inputs, rows = pair.inputs(options.size), []
+    torch.backends.cudnn.benchmark = True
+    for precision in ["fp32", "bf16", "fp16"] if pair.device == "cuda" else ["fp32", "bf16"]:
+        pair.rounded(precision)
+        pair.own.precision = precision
+        for node, value in inputs.items():
+            typed = value.to(DTYPES[precision])
+            own, peer = [lambda: pair.call_own(node, typed), lambda: pair.call_peer(node, typed)]
+            own(), peer()
+            times = [(seconds(own, pair.device), seconds(peer, pair.device)) for _ in range(options.rounds)]
+            ratio = statistics.median(theirs / ours for ours, theirs in times)
+            ours, theirs = (statistics.median(column) for column in zip(*times))
+            rows.append({"part": "speed", "model": pair.name, "node": node, "precision": precision})
+            rows[-1] |= {"size": options.size, "own": ours, "diffusers": theirs, "ratio": ratio}
+            both = f"video-vae {ours:.4f} s, diffusers {theirs:.4f} s, {ratio:.2f} times as fast"
+            print(f"speed {pair.name} {options.size}^2 {node} {precision}: {both}", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {"errors": errors, "tiling": tiling, "speed": speed}
+    parser.add_argument("parts", nargs="*", default=["errors", "tiling"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
+    parser.add_argument("--models", default="flux,sdxl")
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--large", type=int, default=4096)
+    parser.add_argument("--limit", default="8GiB")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--diffusers")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"parts: {', '.join(sorted(unknown))}; expected errors, tiling or speed")
+    options.autoencoder = autoencoder_class(options.diffusers)
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    rows: list[dict] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.models.split(","):
+            pair = Pair(name, options, Path(folder))
+            for part in options.parts:
+                # Tiles do not depend on the 1x1 convolutions beside the latents.
+                if part != "tiling" or name == options.models.split(",")[0]:
+                    rows += parts[part](pair, options)
+                    pair.peer.to(options.device)
+            pair.own.close()
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    lost = [row for row in rows if row["part"] == "errors" and row["precision"] != "fp32" and not row["holds"]]
+    for row in lost:
+        print(f"{row['model']} {row['node']} {row['precision']}: {row['own']:.2e} is more than {row['diffusers']:.2e}")
+    sys.exit(1 if lost else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -87,7 +87,7 @@ class ComfyVae:
         return (samples if self.packing is None else self.packing.unpack(samples))[:, :, None]
 
     def _cropped(self, images: Any) -> Any:
-        """What ComfyUI's own class encodes: the middle of each image, and as many frames as make whole latent frames."""
+        """What ComfyUI's own class encodes: the middle of each image, and the frames that make whole latent frames."""
         space = self.spacial_compression_encode()
         height, width = images.shape[-3:-1]
         top, left = height % space // 2, width % space // 2

@@ -59,7 +59,10 @@ class ComfyVae:
         images = with_channels(images, self.output_channels, self.pad_channel_value)
         if self.packing is not None:
             images = self._cropped(images)
-        clips = images if images.ndim == 5 else images[None] if self.is_video else images[:, None]
+        if self.is_video:
+            clips = images if images.ndim == 5 else images[None]
+        else:
+            clips = images.reshape(-1, 1, *images.shape[-3:])
         b, t, h, w, c = clips.shape
         with self.video_vae.configured(**parameters) as vae:
             host.make_room(vae, "encode", (b, c, t, h, w))

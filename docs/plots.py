@@ -140,13 +140,14 @@ PLOTS = {"peers": (peers, peers_table), "limits": (limits, limits_table)}
 
 def main() -> int:
     check, wrong = "--check" in sys.argv[1:], []
-    readme = tables((DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    papers = [DOCS / "measurements.md", DOCS.parent / "README.md"]
+    shown = {name: rows for paper in papers for name, rows in tables(paper.read_text(encoding="utf-8")).items()}
     for name, (draw, of_table) in PLOTS.items():
         data = json.loads((DOCS / "measurements" / f"{name}.json").read_text(encoding="utf-8"))
         svg, path = draw(data), DOCS / "pictures" / f"{name}.svg"
-        rows = of_table(readme)
+        rows = of_table(shown)
         for row in [row for row in [*rows, *data["work"]] if row not in rows or row not in data["work"]]:
-            place = "the README's table lacks" if row not in rows else f"{name}.json lacks"
+            place = "the table lacks" if row not in rows else f"{name}.json lacks"
             wrong.append(f"{place} {json.dumps(row)}")
         if not check:
             path.parent.mkdir(exist_ok=True)

@@ -215,7 +215,6 @@ fn what_cannot_be_compared_is_said_at_once() {
     fails(&["compare", clip, "--device", "cpu", "--variant", "thread=1"], &["\"thread\" is unknown", "threads"]);
     fails(&["compare", clip, clip, "--precisions", "fp32"], &["B", "--precisions"]);
     fails(&["compare", clip, clip, "--device", "cpu"], &["--device", "leave out B"]);
-    fails(&["compare", clip, "--report", "page.html"], &["B"]);
     fails(&["compare", clip, "--trace", "trace.json"], &["--trace", "--variant"]);
     fails(&["compare", clip, "--frames", "2:"], &["no frames from frame 2 on", "--frames"]);
     fails(&["compare", clip, "--frames", "0"], &["--frames", "1000:1100"]);

@@ -75,8 +75,8 @@ fn a_stale_library_is_not_opened() {
 #[test]
 fn plan_prints_text() {
     let page = succeeds(&["plan", "--decode", "121x1080x1920", "--limit", "6GiB"]);
-    assert!(page.contains("decode 121 frames of 1920x1080, as a stream"), "{page}");
-    assert!(page.contains("decode a stream of frames 240 x 135") && page.contains("s for 121 frames"), "{page}");
+    assert!(page.contains("decode 121 frames of 1920x1080 on ") && page.contains(", as a stream"), "{page}");
+    assert!(page.contains("decode a stream of frames 240 x 135") && page.contains(" for 121 frames"), "{page}");
     let mut command = vvae(&["plan", "--encode", "5x64x64", "--limit=4GiB"]);
     let page = out(&command.env_remove("VIDEO_VAE_WEIGHTS").output().expect("it starts"));
     assert!(page.contains("published") && page.contains("exact"), "{page}");
@@ -173,7 +173,7 @@ fn a_range_has_the_bytes_of_the_whole() {
     fails(&["decode", text(&latent), text(&part), "--frames", "126:129"], &["--frames", "128 frames"]);
     fails(&["decode", text(&latent), text(&part), "--frames", "200:201"], &["129 video frames"]);
     fails(&["encode", text(&clip), text(&some), "--frames", "31:34"], &["not all in the clip"]);
-    for bad in ["5", "7:7", "9:3", "a:b", "-1:4"] {
+    for bad in ["0", "7:7", "9:3", "a:b", "-1:4"] {
         fails(&["decode", text(&latent), text(&part), &format!("--frames={bad}")], &["--frames", "1000:1100"]);
     }
 }
@@ -243,7 +243,7 @@ fn errors_are_one_line() {
     fails(&["roundtrip", clip, target, "--device", "abacus"], &["abacus"]);
     fails(&["roundtrip", "nowhere.y4m", target], &["nowhere.y4m", "does not exist"]);
     fails(&["roundtrip", clip, "nowhere/out.y4m"], &["nowhere", "make it first"]);
-    fails(&["roundtrip", clip, "out.gif"], &[".gif", ".mp4"]);
+    fails(&["roundtrip", clip, "out.xyz"], &[".xyz", ".mp4"]);
     fails(&["roundtrip", clip, text(&folder.0.join("one.png"))], &["one picture", "folder"]);
     fails(&["encode", clip, "latents.bin"], &[".safetensors"]);
     fails(&["decode", text(&small()), target], &["no latents", "latent"]);

@@ -4,8 +4,8 @@
 #
 #   tests/integration.sh --python PYTHON [--comfyui FOLDER] [--pack FOLDER]
 #
-# PYTHON has torch, numpy and pytest, and what the folders given need (their requirements.txt); diffusers, accelerate,
-# ray, av and jax are tested if they are there. Without a folder its tests are skipped, visibly; with chromedriver the
+# PYTHON has torch, numpy and pytest, and what the folders given need (their requirements.txt); diffusers (with
+# transformers, its pipelines), accelerate, ray, av and jax are tested if they are there. Without a folder its tests are skipped, visibly; with chromedriver the
 # page of ComfyUI is opened too. The library is $VIDEO_VAE_LIBRARY, or target/release. `.ci/long integration` calls this.
 set -euo pipefail
 
@@ -27,7 +27,7 @@ cd "$(dirname "$0")/.."
 versions='
 import importlib, sys
 print("Python", sys.version.split()[0], end="")
-for name in ("torch", "numpy", "diffusers", "accelerate", "ray", "av", "jax"):
+for name in ("torch", "numpy", "diffusers", "transformers", "accelerate", "ray", "av", "jax"):
     try:
         module = importlib.import_module(name)
         print(f", {name} {module.__version__}", end="")
@@ -51,8 +51,9 @@ tests host-examples/python tests
 tests host-examples/comfyui tests
 [ -z "$comfyui" ] || export COMFYUI=$comfyui
 [ -z "$pack" ] || export SEEDVR2_PACK=$pack
-# Three processes, as one ComfyUI each.
+# A process each, as one ComfyUI each.
 tests host-examples/comfyui integration/test_comfyui.py
+tests host-examples/comfyui integration/test_families.py
 tests host-examples/comfyui integration/test_page.py
 # That pack prints much. In a subshell, `failed` would be lost; pipefail brings it back.
 shown='relative error|passed|failed|skipped|SKIPPED|^(FAILED|ERROR|E  |---)'

@@ -1,4 +1,4 @@
-"""Autoencoders of video and images for ComfyUI, by the library video-vae. ComfyUI imports this folder from custom_nodes."""
+"""Autoencoders of video and images for ComfyUI, by the library video-vae. ComfyUI imports this from custom_nodes."""
 
 from . import _package  # noqa: F401  (makes `import video_vae` work, so it comes first)
 from .nodes import VideoVaeDecode, VideoVaeEncode, VideoVaeForSeedVR2, VideoVaeLoad, VideoVaeLoader

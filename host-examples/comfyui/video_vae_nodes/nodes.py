@@ -60,9 +60,7 @@ class VideoVaeLoad:
         settings = [parameter for parameter in shared_parameters() if parameter.key != "scaling_factor"]
         return {"required": {"vae_name": files, **_places(), "force_tiles": FORCE_TILES, **widgets(settings)}}
 
-    def load(
-        self, vae_name: str, device: str, offload_device: str, force_tiles: bool, **parameters: Any
-    ) -> tuple:
+    def load(self, vae_name: str, device: str, offload_device: str, force_tiles: bool, **parameters: Any) -> tuple:
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
         opened = video_vae.VideoVae(path, device, **parameters, **FIXED)
         vae = ComfyVae(opened, path, offload_device == "cpu", force_tiles)

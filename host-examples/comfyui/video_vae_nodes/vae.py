@@ -59,7 +59,10 @@ class ComfyVae:
         images = with_channels(images, self.output_channels, self.pad_channel_value)
         if self.packing is not None:
             images = self._cropped(images)
-        clips = images if images.ndim == 5 else images[None] if self.is_video else images[:, None]
+        if self.is_video:
+            clips = images if images.ndim == 5 else images[None]
+        else:
+            clips = images.reshape(-1, 1, *images.shape[-3:])
         b, t, h, w, c = clips.shape
         with self.video_vae.configured(**parameters) as vae:
             host.make_room(vae, "encode", (b, c, t, h, w))
@@ -87,7 +90,7 @@ class ComfyVae:
         return (samples if self.packing is None else self.packing.unpack(samples))[:, :, None]
 
     def _cropped(self, images: Any) -> Any:
-        """What ComfyUI's own class encodes: the middle of each image, and as many frames as make whole latent frames."""
+        """What ComfyUI's own class encodes: the middle of each image, and the frames that make whole latent frames."""
         space = self.spacial_compression_encode()
         height, width = images.shape[-3:-1]
         top, left = height % space // 2, width % space // 2

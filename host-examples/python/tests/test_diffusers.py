@@ -9,9 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-import video_vae.torch as ours  # noqa: E402
+from conftest import SMALL  # noqa: E402
 from tiny_checkpoints import TINY, both, close  # noqa: E402
+
+import video_vae.torch as ours  # noqa: E402
 from video_vae import CheckpointError  # noqa: E402
+
 
 @pytest.fixture(scope="module", params=TINY)
 def pair(request, tmp_path_factory):
@@ -152,9 +155,20 @@ def test_a_file_that_may_be_of_two_models(pair):
 
 def test_a_class_for_other_checkpoints(pair):
     _, module, folder = pair
-    other = ours.AutoencoderKLSeedVR2 if is_image(module) else ours.AutoencoderKL
-    with pytest.raises(CheckpointError, match=f"{other.__name__} is for"):
-        other.from_pretrained(folder)
+    if not isinstance(module, ours.AutoencoderKLFlux2):
+        with pytest.raises(CheckpointError, match=r"bn\.running_mean|AutoencoderKLFlux2 is for images"):
+            ours.AutoencoderKLFlux2.from_pretrained(folder)
+    others = [ours.AutoencoderKLSeedVR2]
+    if not isinstance(module, ours.AutoencoderKL):
+        others.append(ours.AutoencoderKL)
+    for other in others:
+        with pytest.raises(CheckpointError, match=f"{other.__name__} is for"):
+            other.from_pretrained(folder)
+
+
+def test_seedvr2_is_no_wan():
+    with pytest.raises(CheckpointError, match="use AutoencoderKLSeedVR2"):
+        ours.AutoencoderKLWan.from_single_file(SMALL)
 
 
 def test_variants(pair, tmp_path):

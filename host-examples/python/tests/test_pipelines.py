@@ -72,6 +72,27 @@ def flux2(vae):
     return {"transformer": transformer, "scheduler": flow(), "vae": vae}, {"prompt_embeds": text(1, 5, 16)}
 
 
+def wan(vae):
+    transformer = diffusers.WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        text_dim=32,
+        freq_dim=32,
+        ffn_dim=32,
+        num_layers=1,
+        rope_max_seq_len=32,
+    )
+    parts = {"transformer": transformer, "scheduler": flow(), "vae": vae}
+    return parts, {"prompt_embeds": text(1, 5, 32), "guidance_scale": 1.0, "num_frames": 9}
+
+
+def qwen_image(vae):
+    sizes = {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+    transformer = diffusers.QwenImageTransformer2DModel(**sizes, joint_attention_dim=16, axes_dims_rope=(4, 6, 6))
+    prompt = {"prompt_embeds": text(1, 5, 16), "prompt_embeds_mask": torch.ones(1, 5, dtype=torch.long)}
+    return {"transformer": transformer, "scheduler": flow(), "vae": vae}, prompt
+
+
 def made(name, parts):
     """A pipeline that has no text encoders, as the embeddings are given."""
     pipeline = getattr(diffusers, name)
@@ -88,6 +109,13 @@ PIPELINES = {
     "StableDiffusionXLImg2ImgPipeline": ("sdxl", sdxl, {"image": (32, 48), "strength": 0.7, "num_inference_steps": 3}),
     "FluxPipeline": ("flux", flux, {}),
     "FluxImg2ImgPipeline": ("flux", flux, {"image": (32, 48), "strength": 0.7, "num_inference_steps": 3}),
+    "WanPipeline": ("wan21", wan, {}),
+    "QwenImagePipeline": ("qwen_image", qwen_image, {}),
+    "QwenImageImg2ImgPipeline": (
+        "qwen_image",
+        qwen_image,
+        {"image": (32, 48), "strength": 0.7, "num_inference_steps": 3},
+    ),
     "Flux2Pipeline": ("flux2", flux2, {}),
     "Flux2Pipeline with an image": ("flux2", flux2, {"image": (64, 64)}),
 }

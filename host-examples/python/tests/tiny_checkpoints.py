@@ -22,6 +22,8 @@ TINY = {
             "use_post_quant_conv": False,
         },
     ),
+    "wan21": ("AutoencoderKLWan", {"base_dim": 32, "num_res_blocks": 2}),
+    "qwen_image": ("AutoencoderKLQwenImage", {"base_dim": 32, "num_res_blocks": 2}),
     "flux2": ("AutoencoderKLFlux2", {**IMAGE, "latent_channels": 8, "decoder_block_out_channels": [32, 64, 32, 32]}),
 }
 

@@ -28,9 +28,12 @@ const MAX_INTERFERENCES: usize = 3_000_000;
 const FIRST_TRIES: usize = 3;
 /// A start is dropped if it is above the best by more than the best divided by this.
 const PROMISING: u64 = 8;
-/// How much sooner frames are placed that end too high: their turn is divided by this.
-const TO_THE_FRONT: usize = usize::MAX;
-const HALFWAY: usize = 2;
+/// How much sooner frames are placed that end too high.
+#[derive(Clone, Copy)]
+enum Sooner {
+    First,
+    Halfway,
+}
 
 /// The offset of each frame of each kind of slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,11 +60,11 @@ impl PackedLayout {
         let places = Places::new(&frames);
         let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
         let tries = (INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES).min(MAX_INTERFERENCES / count).max(1);
-        let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
+        let starts = orders.into_iter().flat_map(|order| [(order.clone(), Sooner::First), (order, Sooner::Halfway)]);
         let mut starts: Vec<Start> =
             starts.enumerate().map(|(turn, (order, sooner))| Start::new(turn, order, sooner)).collect();
         // The first start that reaches the lower bound wins, whichever thread finishes first.
-        let perfect = AtomicUsize::new(usize::MAX);
+        let perfect = AtomicUsize::new(starts.len());
         let first_tries = tries.div_ceil(FIRST_TRIES);
         for tries in [first_tries, tries - first_tries] {
             starts = thread_pool::map(starts, |mut start| {
@@ -111,13 +114,16 @@ struct PackedFrame {
     kind: usize,
     index: usize,
     bytes: u64,
-    lifetimes: Vec<(u64, u64)>,
+    lifetimes: Vec<Lifetime>,
 }
+
+/// Begin and end; `None` if it has not ended.
+type Lifetime = (u64, Option<u64>);
 
 impl PackedFrame {
     /// Its longest lifetime. Those that have not ended end at `end`.
     fn longest(&self, end: u64) -> u64 {
-        self.lifetimes.iter().map(|(from, to)| to.min(&end) - from).max().unwrap_or(0)
+        self.lifetimes.iter().map(|(from, to)| to.unwrap_or(end) - from).max().unwrap_or(0)
     }
 }
 
@@ -133,7 +139,10 @@ fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFram
         // Tiles at the edge of an image may be smaller than others.
         frames[at].bytes = frames[at].bytes.max(traced.bytes);
         let last = frames[at].lifetimes.last();
-        debug_assert!(last.is_none_or(|last| last.1 <= traced.from), "a frame interferes with its successor");
+        debug_assert!(
+            last.is_none_or(|last| last.1.is_some_and(|to| to <= traced.from)),
+            "a frame interferes with its successor"
+        );
         frames[at].lifetimes.push((traced.from, traced.to));
     }
     frames
@@ -142,15 +151,15 @@ fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFram
 /// Of each frame, those whose lifetimes overlap with its own. 32 bits each: they are most of a search's memory.
 fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Vec<u32>> {
     let of = |(i, frame): (u32, &PackedFrame)| frame.lifetimes.iter().map(move |(from, to)| (*from, *to, i)).collect();
-    let mut lifetimes: Vec<(u64, u64, u32)> = (0..).zip(frames).flat_map::<Vec<_>, _>(of).collect();
+    let mut lifetimes: Vec<(u64, Option<u64>, u32)> = (0..).zip(frames).flat_map::<Vec<_>, _>(of).collect();
     lifetimes.sort_unstable();
     let mut found: Vec<Vec<u32>> = vec![Vec::new(); frames.len()];
-    let mut live: Vec<(u64, u32)> = Vec::new();
+    let mut live: Vec<(Option<u64>, u32)> = Vec::new();
     for (from, to, i) in lifetimes {
         if cancelled() {
             break;
         }
-        live.retain(|(end, _)| *end > from);
+        live.retain(|(end, _)| end.is_none_or(|end| end > from));
         for (_, j) in live.iter().filter(|(_, j)| *j != i) {
             found[i as usize].push(*j);
             found[*j as usize].push(i);
@@ -167,15 +176,15 @@ fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Ve
 /// By bytes times lifetime, by lifetime, and by bytes.
 fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>; 3] {
     let longest: Vec<u64> = frames.iter().map(|frame| frame.longest(trace.end())).collect();
-    let in_order = |key: &dyn Fn(usize) -> (u128, u64)| {
+    let in_order = |key: &dyn Fn(usize) -> (u128, i128)| {
         let mut order: Vec<usize> = (0..frames.len()).collect();
         order.sort_by_key(|i| Reverse(key(*i)));
         order
     };
     [
         in_order(&|i| (u128::from(frames[i].bytes) * u128::from(longest[i]), 0)),
-        in_order(&|i| (u128::from(longest[i]), frames[i].bytes)),
-        in_order(&|i| (u128::from(frames[i].bytes), u64::MAX - frames[i].lifetimes[0].0)),
+        in_order(&|i| (u128::from(longest[i]), frames[i].bytes.into())),
+        in_order(&|i| (u128::from(frames[i].bytes), -i128::from(frames[i].lifetimes[0].0))),
     ]
 }
 
@@ -183,13 +192,13 @@ fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>
 struct Start {
     turn: usize,
     order: Vec<usize>,
-    sooner: usize,
+    sooner: Sooner,
     offsets: Vec<u64>,
     bytes: u64,
 }
 
 impl Start {
-    fn new(turn: usize, order: Vec<usize>, sooner: usize) -> Start {
+    fn new(turn: usize, order: Vec<usize>, sooner: Sooner) -> Start {
         Start { turn, offsets: vec![0; order.len()], order, sooner, bytes: u64::MAX }
     }
 
@@ -202,7 +211,11 @@ impl Start {
             let Some((offsets, bytes)) = places.assign(interferes, &self.order, &lost) else { break };
             let least = self.bytes.min(bytes);
             let fits = |i: usize| offsets[i].saturating_add(places.bytes(i)) < least;
-            let turn = |(at, i): (usize, &usize)| (if fits(*i) { 2 * at + 1 } else { 2 * at / self.sooner }, *i);
+            let turn = |(at, i): (usize, &usize)| match self.sooner {
+                _ if fits(*i) => (2 * at + 1, *i),
+                Sooner::First => (0, *i),
+                Sooner::Halfway => (at, *i),
+            };
             let mut turns: Vec<(usize, usize)> = Vec::with_capacity(self.order.len());
             turns.extend(self.order.iter().enumerate().map(turn));
             turns.sort_by_key(|(at, _)| *at);

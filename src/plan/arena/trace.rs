@@ -1,13 +1,13 @@
 //! The lifetime trace of a rehearsal: when each frame is taken and dropped.
 
-/// One frame: taken as number `index` of its slice, live from `from` up to `to`.
+/// One frame: taken as number `index` of its slice, live from `from` up to `to`, once it is dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedFrame {
     pub slice: usize,
     pub index: usize,
     pub bytes: u64,
     pub from: u64,
-    pub to: u64,
+    pub to: Option<u64>,
     /// 0 once it is dropped.
     uses: u32,
 }
@@ -26,7 +26,7 @@ impl LifetimeTrace {
     /// Returns the number of the frame, by which it is dropped.
     pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u32 {
         self.clock += 1;
-        self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: u64::MAX, uses: 1 });
+        self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: None, uses: 1 });
         self.bytes += u128::from(bytes);
         self.peak_bytes = self.peak_bytes.max(self.bytes);
         self.frames.len() as u32 - 1
@@ -44,7 +44,7 @@ impl LifetimeTrace {
     pub fn drop(&mut self, number: u32) {
         self.clock += 1;
         let frame = &mut self.frames[number as usize];
-        frame.to = self.clock;
+        frame.to = Some(self.clock);
         self.bytes -= u128::from(frame.bytes);
     }
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import CheckpointError
 
@@ -20,12 +21,12 @@ class RawTensor:
 
 
 class Header:
-    """The tensors of a safetensors file, of an autoencoder or of a whole diffusion model that has one. A name is told by
-    its end. For files that the library has opened: it checks them, this does not."""
+    """The tensors of a safetensors file, of an autoencoder or of a whole diffusion model that has one. A name is told
+    by its end. For files that the library has opened: it checks them, this does not."""
 
     def __init__(self, file: str | os.PathLike) -> None:
-        self._file = file
-        with open(file, "rb") as opened:
+        self._file = Path(file)
+        with self._file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             self._tensors = json.loads(opened.read(length))
         self._start = 8 + length
@@ -45,7 +46,7 @@ class Header:
             raise CheckpointError(f"{self._file}: it has no tensor {ending}")
         entry = self._tensors[name]
         start, end = entry["data_offsets"]
-        with open(self._file, "rb") as opened:
+        with self._file.open("rb") as opened:
             opened.seek(self._start + start)
             data = bytearray(opened.read(end - start))
         return RawTensor(entry["dtype"], tuple(entry["shape"]), data)

@@ -92,7 +92,7 @@ def words(figures: dict[str, Any], skipped: int, unit: str = "clip") -> str:
         f"waiting for frames {100 * figures['feed_wait']:.0f} %"
     )
     if skipped:
-        text += f"\n{skipped} {unit}s were complete before"
+        text += f"\n{skipped} {'inputs' if unit == 'clip' else unit + 's'} were complete before"
     if figures["broken"]:
         text += f"\n{figures['broken']} are broken; manifest.jsonl says why"
     if figures["damaged"]:

@@ -38,13 +38,14 @@ STATISTICS: dict[int, tuple[list[float], list[float]]] = {
 class AutoencoderKL(Autoencoder):
     """The autoencoder of SD 1.x and 2.x, SDXL, SD3 and FLUX.1.
 
-    SD and SDXL have the same tensors, and so have SD3 and FLUX.1. A folder of diffusers says in config.json which it is;
-    a single file needs latent_format="sdxl" or config=FOLDER, or its configuration has no scaling_factor.
+    SD and SDXL have the same tensors, and so have SD3 and FLUX.1. A folder of diffusers says in config.json which it
+    is; a single file needs latent_format="sdxl" or config=FOLDER, or its configuration has no scaling_factor.
     """
 
     convention = IMAGES
 
     def _config(self, model: Model, header: Header) -> Config:
+        self._refuse(header, r"bn\.running_mean", AutoencoderKLFlux2)
         fitting = SCALES.get(model.latent_channels, {})
         chosen = fitting.get(self._parameters_given.get("latent_format", "auto"))
         scale = {} if chosen is None else {"scaling_factor": chosen[0], "shift_factor": chosen[1]}
@@ -86,6 +87,7 @@ class _AutoencoderOfVideo(Autoencoder):
     convention = VIDEO
 
     def _config(self, model: Model, header: Header) -> Config:
+        self._refuse(header, r"upscale_conv\.weight", AutoencoderKLSeedVR2)
         mean, std = STATISTICS.get(model.latent_channels, (None, None))
         base = _first_dimensions(header.matching(r"encoder\.conv(?:1|_in)()\.weight"))
         # The levels at which time is halved are the last ones.
@@ -139,6 +141,7 @@ class AutoencoderKLSeedVR2(Autoencoder):
     convention = Convention(images=False, pads=True, clamps=False)
 
     def _config(self, model: Model, header: Header) -> Config:
+        self._refuse(header, r"gamma", AutoencoderKLWan)
         fields = {
             "scaling_factor": SCALING_FACTOR,
             "in_channels": model.pixel_channels,

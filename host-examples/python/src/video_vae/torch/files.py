@@ -54,7 +54,8 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as why:
-        raise CheckpointError(f"config: {file}: {why}; it must be diffusers' config.json, or a folder with it") from None
+        text = f"config: {file}: {why}; it must be diffusers' config.json, or a folder with it"
+        raise CheckpointError(text) from None
     return {key: value for key, value in found.items() if not key.startswith("_")}
 
 

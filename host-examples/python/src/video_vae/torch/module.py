@@ -294,7 +294,14 @@ class Autoencoder(torch.nn.Module):
     def _check_model(self, model: Model) -> None:
         if self.convention.images != (model.time_scale == 1):
             is_for, has = ("images", "video") if self.convention.images else ("video", "images")
-            raise CheckpointError(f"{self._weights}: {type(self).__name__} is for {is_for}; this is an autoencoder of {has}")
+            name = type(self).__name__
+            raise CheckpointError(f"{self._weights}: {name} is for {is_for}; this is an autoencoder of {has}")
+
+    def _refuse(self, header: Header, tensor: str, other: type[Autoencoder]) -> None:
+        """Refuses a checkpoint of the same sizes that has a tensor of another class's."""
+        if header.matching(tensor):
+            name = type(self).__name__
+            raise CheckpointError(f"{self._weights}: {name} is for other checkpoints; use {other.__name__}")
 
     def _check_parameters(self, parameters: dict[str, Any]) -> None:
         for key, why in FIXED.items():

@@ -30,10 +30,15 @@ fn terms(of: &[DeviceOffset], frame: usize) -> Vec<(DeviceOffset, u8)> {
     recipe(frame).into_iter().map(|(t, slab)| (of[t], slab)).collect()
 }
 
+/// Frames before norms of pixels carry none.
+fn has_statistics(layout: &ConvLayout) -> bool {
+    layout.norm.groups() > 0
+}
+
 /// A convolution of whole frames, with statistics.
 fn conv(layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: Vec<ConvFrame<Offsets>>) -> Op<Offsets> {
-    let (layout, partial_sums) = (*layout, PartialSums::NONE);
-    Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics: true, partial_sums })
+    let (layout, statistics, partial_sums) = (*layout, has_statistics(layout), PartialSums::NONE);
+    Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics, partial_sums })
 }
 
 /// Values as a cache in 8 bits gives them back. [channel][frame][row][column]
@@ -181,7 +186,7 @@ pub fn run_chunks<B: RawMemory>(
             format,
             frames: (first..first + 2).map(banded).collect(),
             rematerialise: Some(rematerialise),
-            statistics: true,
+            statistics: has_statistics(layer),
         }));
         job.run(op, &weights);
     }
@@ -267,7 +272,7 @@ pub fn block_outputs<B: RawMemory>(
             format: CacheFormat::Exact,
             frames: (0..FRAMES).map(banded).collect(),
             rematerialise,
-            statistics: true,
+            statistics: has_statistics(layer),
         };
         job.run(Op::BandedConv(Box::new(op)), &weights);
     }

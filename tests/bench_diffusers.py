@@ -1,13 +1,15 @@
-"""diffusers' own image autoencoders beside video-vae on one machine: error, seconds and memory.
+"""diffusers' own autoencoders beside video-vae on one machine: error, seconds and memory.
 
-    python tests/bench_diffusers.py [errors] [tiling] [speed] [--device cuda] [--models flux,sdxl] [--size 1024]
-                                    [--large 4096] [--limit 8GiB] [--rounds 7] [--diffusers FOLDER] [--json FILE]
+    python tests/bench_diffusers.py [errors] [tiling] [speed] [--device cuda] [--models flux,sdxl,wan21] [--size 1024]
+                                    [--clip 9x480x832] [--large 4096] [--limit 8GiB] [--rounds 7] [--precisions LIST]
+                                    [--diffusers FOLDER] [--json FILE]
 
 errors  relative RMS of both in fp16 and bf16, decode and encode, against diffusers in fp32
 tiling  a decode of LARGE x LARGE: diffusers' tiles beside video-vae within LIMIT; error against diffusers in fp32
         without tiles, and against the same implementation without tiles
-speed   both in turns: the median of the ratios, decode and encode, in fp32, bf16 and on a GPU fp16
+speed   both in turns: the median of the ratios, decode and encode, in each of PRECISIONS (fp32,bf16 and on a GPU fp16)
 
+Images have SIZE x SIZE pixels, clips of video models FRAMESxHEIGHTxWIDTH. Tiling is of the first model, one of images.
 Without a part: errors and tiling. Weights are random, of the real size. Tensors lie on the device. FOLDER has diffusers
 and what it imports, if Python does not. The library is $VIDEO_VAE_LIBRARY, or target/release.
 """
@@ -30,9 +32,27 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "host-examples" / "python" / "src"))
 GIB = 1 << 30
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-# Latent channels, and whether 1x1 convolutions stand before the decoder and behind the encoder.
-MODELS = {"sdxl": (4, True), "flux": (16, False)}
 SCALE = 8
+
+
+def images(channels: int, quant: bool) -> tuple[str, dict]:
+    """A model of images: latent channels, and whether 1x1 convolutions stand before the decoder and behind the encoder."""
+    sizes = {
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        "latent_channels": channels,
+        "norm_num_groups": 32,
+        "sample_size": 1024,
+        "use_quant_conv": quant,
+        "use_post_quant_conv": quant,
+    }
+    return "AutoencoderKL", sizes
+
+
+# diffusers' class and its sizes.
+MODELS = {"sdxl": images(4, True), "flux": images(16, False), "wan21": ("AutoencoderKLWan", {})}
 
 
 class Missing(type):
@@ -65,19 +85,20 @@ def stub(name: str) -> types.ModuleType:
     return module
 
 
-def autoencoder_class(folder: str | None):
-    """AutoencoderKL. Packages that only downloads need are stubbed where they are missing."""
+def diffusers_module(folder: str | None):
+    """diffusers. Packages that only downloads need are stubbed where they are missing."""
     if folder:
         sys.path.insert(0, folder)
     for name in ("transformers", "peft", "accelerate"):
         sys.modules[name] = None
     for _ in range(20):
         try:
-            from diffusers import AutoencoderKL
+            import diffusers
 
+            diffusers.AutoencoderKL, diffusers.AutoencoderKLWan  # imported when they are named
             # It warns of every change of type.
             logging.getLogger("diffusers").setLevel(logging.ERROR)
-            return AutoencoderKL
+            return diffusers
         except ModuleNotFoundError as missing:
             sys.modules[missing.name] = stub(missing.name)
             for name in list(sys.modules):
@@ -92,21 +113,12 @@ class Pair:
     def __init__(self, name: str, options: argparse.Namespace, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        channels, quant = MODELS[name]
-        self.name, self.channels, self.device = name, channels, options.device
+        kind, sizes = MODELS[name]
+        self.name, self.device, self.is_video = name, options.device, kind != "AutoencoderKL"
+        self.channels = sizes.get("latent_channels", 16)
         torch.manual_seed(0)
         with torch.device(self.device):
-            self.peer = options.autoencoder(
-                down_block_types=["DownEncoderBlock2D"] * 4,
-                up_block_types=["UpDecoderBlock2D"] * 4,
-                block_out_channels=[128, 256, 512, 512],
-                layers_per_block=2,
-                latent_channels=channels,
-                norm_num_groups=32,
-                sample_size=1024,
-                use_quant_conv=quant,
-                use_post_quant_conv=quant,
-            ).eval()
+            self.peer = getattr(options.diffusers_module, kind)(**sizes).eval()
         weights = folder / f"{name}.safetensors"
         self.state = {key: value.cpu().clone() for key, value in self.peer.state_dict().items()}
         save_file(self.state, str(weights))
@@ -119,12 +131,18 @@ class Pair:
         self.peer.to(torch.float32).load_state_dict(self.state)
         return self.peer.to(DTYPES[precision])
 
-    def inputs(self, size: int) -> dict[str, torch.Tensor]:
+    def shape(self, options: argparse.Namespace) -> list[int]:
+        """Frames of a clip, height and width."""
+        return [int(n) for n in options.clip.split("x")] if self.is_video else [options.size] * 2
+
+    def inputs(self, shape: list[int]) -> dict[str, torch.Tensor]:
         """Values that every type has."""
         random = torch.Generator(self.device).manual_seed(1)
-        latent = torch.randn(1, self.channels, size // SCALE, size // SCALE, generator=random, device=self.device)
-        image = torch.rand(1, 3, size, size, generator=random, device=self.device) * 2 - 1
-        return {"decode": latent.bfloat16().float(), "encode": image.bfloat16().float()}
+        frames = [1 + (shape[0] - 1) // 4] if self.is_video else []
+        latent = [1, self.channels, *frames, *(side // SCALE for side in shape[-2:])]
+        latents = torch.randn(latent, generator=random, device=self.device)
+        pixels = torch.rand([1, 3, *shape], generator=random, device=self.device) * 2 - 1
+        return {"decode": latents.bfloat16().float(), "encode": pixels.bfloat16().float()}
 
     def call_peer(self, node: str, value: torch.Tensor) -> torch.Tensor:
         if node == "decode":
@@ -132,6 +150,9 @@ class Pair:
         return self.peer.encode(value, return_dict=False)[0].mode()
 
     def call_own(self, node: str, value: torch.Tensor) -> torch.Tensor:
+        if self.is_video:
+            # diffusers clamps the video of these models.
+            return self.own.decode(value).clamp(-1, 1) if node == "decode" else self.own.encode(value)
         if node == "decode":
             return self.own.decode(value)[:, :, 0]
         return self.own.encode(value[:, :, None])[:, :, 0]
@@ -170,7 +191,8 @@ def forget_peak(device: str) -> None:
 
 
 def errors(pair: Pair, options: argparse.Namespace) -> list[dict]:
-    inputs, rows = pair.inputs(options.size), []
+    shape, rows = pair.shape(options), []
+    inputs = pair.inputs(shape)
     torch.backends.cudnn.benchmark = False
     pair.rounded("fp32")
     expected = {node: pair.call_peer(node, value) for node, value in inputs.items()}
@@ -182,13 +204,13 @@ def errors(pair: Pair, options: argparse.Namespace) -> list[dict]:
             own = error(pair.call_own(node, value), expected[node])
             peer = error(pair.call_peer(node, value.to(DTYPES[precision])), expected[node])
             rows.append({"part": "errors", "model": pair.name, "node": node, "precision": precision})
-            rows[-1] |= {"size": options.size, "own": own, "diffusers": peer, "holds": own <= peer}
+            rows[-1] |= {"shape": shape, "own": own, "diffusers": peer, "holds": own <= peer}
             print(f"errors {pair.name} {node} {precision}: video-vae {own:.2e}, diffusers {peer:.2e}", flush=True)
     return rows
 
 
 def tiling(pair: Pair, options: argparse.Namespace) -> list[dict]:
-    latent, device = pair.inputs(options.large)["decode"], pair.device
+    latent, device = pair.inputs([options.large] * 2)["decode"], pair.device
     precision = "fp16" if device == "cuda" else "bf16"
     typed, rows = latent.to(DTYPES[precision]), []
     torch.backends.cudnn.benchmark = False
@@ -231,9 +253,10 @@ def tiling(pair: Pair, options: argparse.Namespace) -> list[dict]:
 
 
 def speed(pair: Pair, options: argparse.Namespace) -> list[dict]:
-    inputs, rows = pair.inputs(options.size), []
+    shape, rows = pair.shape(options), []
+    inputs, name = pair.inputs(shape), f"{pair.name} {'x'.join(map(str, shape))}"
     torch.backends.cudnn.benchmark = True
-    for precision in ["fp32", "bf16", "fp16"] if pair.device == "cuda" else ["fp32", "bf16"]:
+    for precision in options.precisions.split(","):
         pair.rounded(precision)
         pair.own.precision = precision
         for node, value in inputs.items():
@@ -244,9 +267,9 @@ def speed(pair: Pair, options: argparse.Namespace) -> list[dict]:
             ratio = statistics.median(theirs / ours for ours, theirs in times)
             ours, theirs = (statistics.median(column) for column in zip(*times))
             rows.append({"part": "speed", "model": pair.name, "node": node, "precision": precision})
-            rows[-1] |= {"size": options.size, "own": ours, "diffusers": theirs, "ratio": ratio}
+            rows[-1] |= {"shape": shape, "own": ours, "diffusers": theirs, "ratio": ratio}
             both = f"video-vae {ours:.4f} s, diffusers {theirs:.4f} s, {ratio:.2f} times as fast"
-            print(f"speed {pair.name} {options.size}^2 {node} {precision}: {both}", flush=True)
+            print(f"speed {name} {node} {precision}: {both}", flush=True)
     return rows
 
 
@@ -257,15 +280,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cuda", "cpu"])
     parser.add_argument("--models", default="flux,sdxl")
     parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--clip", default="9x480x832")
     parser.add_argument("--large", type=int, default=4096)
     parser.add_argument("--limit", default="8GiB")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--precisions", default="fp32,bf16,fp16" if torch.cuda.is_available() else "fp32,bf16")
     parser.add_argument("--diffusers")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if unknown := set(options.parts) - set(parts):
         parser.error(f"parts: {', '.join(sorted(unknown))}; expected errors, tiling or speed")
-    options.autoencoder = autoencoder_class(options.diffusers)
+    options.diffusers_module = diffusers_module(options.diffusers)
     torch.set_grad_enabled(False)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     rows: list[dict] = []
@@ -273,7 +298,6 @@ def main() -> None:
         for name in options.models.split(","):
             pair = Pair(name, options, Path(folder))
             for part in options.parts:
-                # Tiles do not depend on the 1x1 convolutions beside the latents.
                 if part != "tiling" or name == options.models.split(",")[0]:
                     rows += parts[part](pair, options)
                     pair.peer.to(options.device)

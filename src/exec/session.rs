@@ -314,6 +314,14 @@ fn latent_maps<B: Backend>(
     }
 }
 
+/// A backend lacks what a model needs.
+fn not_computed<B: Backend>(model: &Model, what: &str) -> Error {
+    let (family, device) = (model.family.name, if B::HOST_MEMORY { "the CPU" } else { "this GPU" });
+    Error::Argument(format!(
+        "a model of family {family} has {what}; {device} does not compute them yet: use device \"cpu\""
+    ))
+}
+
 /// Encoder and decoder in the form that the backend computes. Fails if it cannot.
 fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing: u64) -> Result<[Arc<Network>; 2]> {
     let cache = settings.cache;
@@ -327,6 +335,12 @@ fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing
             return Err(Error::Argument(why.into()));
         }
         network.geometry.packing = packing;
+        if network.layers.iter().any(|layer| layer.level.is_some()) && !B::POOLS {
+            return Err(not_computed::<B>(model, "shortcuts around levels"));
+        }
+        if network.geometry.patch > 1 && !B::PATCHES {
+            return Err(not_computed::<B>(model, "patches of pixels"));
+        }
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),

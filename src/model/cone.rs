@@ -113,8 +113,9 @@ fn first_frames(network: &Network, first: u64) -> (Vec<u64>, u64) {
     for (id, layer) in network.layers.iter().enumerate().rev() {
         let first = firsts[id];
         // What is added is added frame by frame.
-        for (source, first) in [(Some(layer.input), layer.time.oldest(first)), (layer.addend, first)] {
-            let Some(source) = source else { continue };
+        let around = layer.level.map(|level| (Source::Layer(level.from), level.oldest(first)));
+        let added = layer.addend.map(|source| (source, first)).into_iter().chain(around);
+        for (source, first) in added.chain([(layer.input, layer.time.oldest(first))]) {
             let known = match source {
                 Source::Input => &mut first_input,
                 Source::Layer(from) => &mut firsts[from],

@@ -63,6 +63,7 @@ pub fn random_model(seed: u64, width: u64) -> Model {
             latent_channels: latent,
             space: 1 << levels,
             time: 1 << temporal,
+            patch: 1,
             packing: 1,
         },
         latents: Vec::new(),

@@ -68,6 +68,7 @@ impl Sizes {
             latent_channels: self.latent_channels,
             space: 1 << (self.encoder.len() - 1),
             time: time_scale(&self.encoder),
+            patch: 1,
             packing: 1,
         }
     }

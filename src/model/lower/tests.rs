@@ -205,7 +205,7 @@ fn lowered(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> Result<Network, S
     let mut graph = GraphBuilder::new(4);
     let last = build(&mut graph);
     assert_eq!(last, graph.conv(last, same("last"), 4) - 1, "a graph ends with its last node");
-    let geometry = Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1, packing: 1 };
+    let geometry = Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1, patch: 1, packing: 1 };
     lower(&graph.finish(), Direction::Encode, geometry)
 }
 

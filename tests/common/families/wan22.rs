@@ -4,7 +4,7 @@ use super::{Latent, Model, Shapes};
 use std::borrow::Cow;
 use video_vae::internals::model::checkpoint::FileTensors;
 use video_vae::internals::model::families::wan::{Level, Sizes};
-use video_vae::internals::model::graph::{Graph, GraphBuilder, NodeId};
+use video_vae::internals::model::graph::{Folding, Graph, GraphBuilder, NodeId};
 
 pub const LATENT: Latent = Latent::Standardised {
     mean: &[
@@ -64,7 +64,7 @@ pub(super) fn decoder(sizes: &Sizes, patch: u64) -> Graph {
         x = match level.resampling {
             Some(resampling) => {
                 let frames = if resampling.time { 2 } else { 1 };
-                let around = graph.repeat_unfold(x, frames, 2, resampling.channels);
+                let around = graph.repeat_unfold(x, Folding { frames, side: 2, still: false }, resampling.channels);
                 graph.add(inner, around)
             }
             None => inner,
@@ -79,7 +79,10 @@ pub(super) fn decoder(sizes: &Sizes, patch: u64) -> Graph {
 
 fn mean_shortcut(graph: &mut GraphBuilder, x: NodeId, level: &Level) -> NodeId {
     match level.resampling {
-        Some(resampling) => graph.fold_mean(x, if resampling.time { 2 } else { 1 }, 2, resampling.channels),
+        Some(resampling) => {
+            let frames = if resampling.time { 2 } else { 1 };
+            graph.fold_mean(x, Folding { frames, side: 2, still: false }, resampling.channels)
+        }
         None => x,
     }
 }

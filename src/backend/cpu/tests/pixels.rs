@@ -99,7 +99,8 @@ fn loads_from_every_layout_in(precision: Precision) {
                 let into = DeviceOffset(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
-                let op = LoadTensor { from: &view, batch: 1, frame: 1, top, left, map, channels: None, shape, into };
+                let (batch, frame, channels, patch) = (1, 1, None, 1);
+                let op = LoadTensor { from: &view, batch, frame, top, left, map, channels, patch, shape, into };
                 cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
                 for (i, got) in read(&cpu, &memory, into.0, shape, 0).into_iter().enumerate() {
                     let i = i as u64;
@@ -145,6 +146,7 @@ fn stores_into_every_layout_in(precision: Precision) {
                         sample,
                         map,
                         channels: None,
+                        patch: 1,
                         into: &view,
                         batch,
                         frame,

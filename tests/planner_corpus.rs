@@ -80,7 +80,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
 }
 
 /// Jobs of models of other families, by the name of the published model: frames, height, width, limit in GiB.
-const OTHERS: [(&str, &[([u64; 3], f64)]); 2] = [
+const OTHERS: [(&str, &[([u64; 3], f64)]); 4] = [
     (
         "wan21",
         &[
@@ -93,6 +93,17 @@ const OTHERS: [(&str, &[([u64; 3], f64)]); 2] = [
         ],
     ),
     ("qwen-image", &[([1, 1328, 1328], 0.0), ([1, 2560, 1440], 2.0)]),
+    (
+        "wan22",
+        &[
+            ([121, 704, 1280], 0.0),
+            ([121, 704, 1280], 6.0),
+            ([121, 704, 1280], 4.0),
+            ([0, 704, 1280], 6.0),
+            ([1, 704, 1280], 0.0),
+        ],
+    ),
+    ("qwen-image-2.1", &[([1, 2048, 2048], 0.0), ([1, 2048, 2048], 8.0), ([1, 1024, 1024], 2.0)]),
 ];
 
 /// The plan of a job, in a line.
@@ -151,8 +162,16 @@ fn large_clips_of_other_families_are_exact_within_their_limits() {
     let table =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/planner_corpus.txt"));
     let table = table.unwrap();
-    for job in ["decode 81x480x832 0", "decode 81x720x1280 3", "decode 81x1080x1920 6"] {
-        let line = table.lines().find(|line| line.starts_with(&format!("wan21 {job} |"))).expect(job);
+    for job in [
+        "wan21 decode 81x480x832 0",
+        "wan21 decode 81x720x1280 3",
+        "wan21 decode 81x1080x1920 6",
+        "wan22 encode 121x704x1280 6",
+        "wan22 decode 121x704x1280 6",
+        "qwen-image-2.1 encode 1x2048x2048 8",
+        "qwen-image-2.1 decode 1x2048x2048 8",
+    ] {
+        let line = table.lines().find(|line| line.starts_with(&format!("{job} |"))).expect(job);
         assert!(line.contains(" tiles 1x1 "), "{line}");
     }
 }

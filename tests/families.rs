@@ -47,8 +47,8 @@ fn no_source_outside_the_families_names_a_tensor() {
     let parts: std::collections::BTreeSet<&str> = tensors.iter().flat_map(|name| name.split('.')).collect();
     // Words that are no names of a family alone: sides of a network, kinds of tensors, CUDA's own kernels, plain words.
     let general = [
-        "encoder", "decoder", "weight", "bias", "conv", "conv_in", "conv_out", "down", "up", "mid", "block", "norm",
-        "q", "k", "v",
+        "encoder", "decoder", "weight", "bias", "gamma", "conv", "conv_in", "conv_out", "down", "up", "mid", "block",
+        "norm", "q", "k", "v",
     ];
     let named: Vec<&str> =
         parts.into_iter().filter(|part| part.parse::<u64>().is_err() && !general.contains(part)).collect();

@@ -48,7 +48,7 @@ fn no_source_outside_the_families_names_a_tensor() {
     // Words that are no names of a family alone: sides of a network, kinds of tensors, CUDA's own kernels, plain words.
     let general = [
         "encoder", "decoder", "weight", "bias", "gamma", "conv", "conv_in", "conv_out", "down", "up", "mid", "block",
-        "norm", "q", "k", "v",
+        "norm", "head", "residual", "shortcut", "middle", "q", "k", "v",
     ];
     let named: Vec<&str> =
         parts.into_iter().filter(|part| part.parse::<u64>().is_err() && !general.contains(part)).collect();

@@ -83,6 +83,8 @@ pub trait DeviceFacts {
     const POOLS: bool;
     /// Whether loads and stores can have patches: [`crate::ir::patch_pixel`].
     const PATCHES: bool;
+    /// Whether loads give channels that the host's tensor lacks the value 1.
+    const ADDS_ALPHA: bool;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.

@@ -241,7 +241,7 @@ mod tests {
             for (rows, columns) in [(8, 9), (12, 15), (14, 8), (41, 60), (1, 100)] {
                 for (side, overlap) in [(64, 16), (64, 60), (64, 0), (104, 96), (8, 8), (72, 1000)] {
                     let size = TileSize { height: side, width: side, overlap, spacing };
-                    let Some(grid) = Grid::new(size, rows, columns, 8, Direction::Decode) else { continue };
+                    let Some(grid) = Grid::new(size, rows, columns, EIGHT, Direction::Decode) else { continue };
                     let sides = (grid.rows.spans.len() as u64, grid.columns.spans.len() as u64);
                     assert_eq!(size.count(rows, columns, 8), sides, "{size:?} of {rows}x{columns}");
                 }

@@ -126,6 +126,7 @@ impl DeviceFacts for Cuda {
     const MAPS_CHANNELS: bool = false;
     const POOLS: bool = false;
     const PATCHES: bool = false;
+    const ADDS_ALPHA: bool = false;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

@@ -105,9 +105,14 @@ fn pairs_in_narrow_tiles_match_the_cpu_and_frames_alone_have_the_same_bits() {
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for gpu in gpus().iter().filter(|gpu| gpu.profile().pairs.is_some()) {
         for (height, width) in [(7, 5), (18, 34), (130, 200)] {
-            for (cin, cout, shortcut) in
-                [(96, 96, None), (192, 192, None), (96, 192, Some(96)), (24, 48, Some(24)), (384, 32, None), (160, 160, None)]
-            {
+            for (cin, cout, shortcut) in [
+                (96, 96, None),
+                (192, 192, None),
+                (96, 192, Some(96)),
+                (24, 48, Some(24)),
+                (384, 32, None),
+                (160, 160, None),
+            ] {
                 let slabs = paired(Window::Same).slabs().len() as u64;
                 let base = ConvLayout { shortcut, biases: 1, ..pixel(cin, cout, Window::Same, Prologue::None) };
                 let layout = ConvLayout { pairs: Some(PAIRS), slabs, ..base };

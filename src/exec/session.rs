@@ -314,14 +314,6 @@ fn latent_maps<B: Backend>(
     }
 }
 
-/// A backend lacks what a model needs.
-fn not_computed<B: Backend>(model: &Model, what: &str) -> Error {
-    let (family, device) = (model.family.name, if B::HOST_MEMORY { "the CPU" } else { "this GPU" });
-    Error::Argument(format!(
-        "a model of family {family} has {what}; {device} does not compute them yet: use device \"cpu\""
-    ))
-}
-
 /// Encoder and decoder in the form that the backend computes. Fails if it cannot.
 fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing: u64) -> Result<[Arc<Network>; 2]> {
     let cache = settings.cache;
@@ -335,12 +327,6 @@ fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing
             return Err(Error::Argument(why.into()));
         }
         network.geometry.packing = packing;
-        if network.layers.iter().any(|layer| layer.level.is_some()) && !B::POOLS {
-            return Err(not_computed::<B>(model, "shortcuts around levels"));
-        }
-        if network.geometry.patch > 1 && !B::PATCHES {
-            return Err(not_computed::<B>(model, "patches of pixels"));
-        }
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),
@@ -350,6 +336,14 @@ fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing
     for network in &networks {
         let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
         backend.check_layers(&layouts, &network.attention_channels())?;
+        let goes_around = network.layers.iter().any(|layer| layer.level.is_some());
+        let missing = match network.geometry.patch {
+            _ if goes_around && !B::POOLS => "shortcuts around levels",
+            2.. if !B::PATCHES => "patches of pixels",
+            _ => continue,
+        };
+        let text = format!("no kernel on the GPU does {missing}; use device \"cpu\" for this checkpoint");
+        return Err(Error::Device(text));
     }
     Ok(networks)
 }

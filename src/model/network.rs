@@ -174,7 +174,7 @@ impl Layer {
 }
 
 /// A run of layers of one resolution and frame rate. The first one changes to them, and is the only one that reads
-/// another stage: the last layer of the stage before, or the network's input.
+/// another stage: the last layer of the stage before, or the network's input. Shortcuts around levels cross stages too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stage {
     pub layers: Range<LayerId>,

@@ -199,9 +199,6 @@ impl Fuser<'_> {
         if side != self.patch || !is_end || self.values[from].is_none() {
             return self.refuse(id, "patches are those of the geometry, at the side of the pixels");
         }
-        if let (false, Some(Source::Layer(at))) = (input, self.values[from]) {
-            self.layers[at].node = id;
-        }
         self.values[id] = self.values[from];
         Ok(())
     }

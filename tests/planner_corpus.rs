@@ -87,7 +87,7 @@ struct ModelJobs {
     jobs: &'static [([u64; 3], f64)],
 }
 
-const OTHERS: [ModelJobs; 2] = [
+const OTHERS: [ModelJobs; 4] = [
     ModelJobs {
         name: "wan21",
         jobs: &[
@@ -100,6 +100,20 @@ const OTHERS: [ModelJobs; 2] = [
         ],
     },
     ModelJobs { name: "qwen-image", jobs: &[([1, 1328, 1328], 0.0), ([1, 2560, 1440], 2.0)] },
+    ModelJobs {
+        name: "wan22",
+        jobs: &[
+            ([121, 704, 1280], 0.0),
+            ([121, 704, 1280], 6.0),
+            ([121, 704, 1280], 4.0),
+            ([0, 704, 1280], 6.0),
+            ([1, 704, 1280], 0.0),
+        ],
+    },
+    ModelJobs {
+        name: "qwen-image-2.1",
+        jobs: &[([1, 2048, 2048], 0.0), ([1, 2048, 2048], 8.0), ([1, 1024, 1024], 2.0)],
+    },
 ];
 
 /// The plan of a job, in a line.
@@ -158,8 +172,16 @@ fn large_clips_of_other_families_are_exact_within_their_limits() {
     let table =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/planner_corpus.txt"));
     let table = table.unwrap();
-    for job in ["decode 81x480x832 0", "decode 81x720x1280 3", "decode 81x1080x1920 6"] {
-        let line = table.lines().find(|line| line.starts_with(&format!("wan21 {job} |"))).expect(job);
+    for job in [
+        "wan21 decode 81x480x832 0",
+        "wan21 decode 81x720x1280 3",
+        "wan21 decode 81x1080x1920 6",
+        "wan22 encode 121x704x1280 6",
+        "wan22 decode 121x704x1280 6",
+        "qwen-image-2.1 encode 1x2048x2048 8",
+        "qwen-image-2.1 decode 1x2048x2048 8",
+    ] {
+        let line = table.lines().find(|line| line.starts_with(&format!("{job} |"))).expect(job);
         assert!(line.contains(" tiles 1x1 "), "{line}");
     }
 }

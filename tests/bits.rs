@@ -29,13 +29,22 @@ const fn encode(weights: &'static str, clip: [i64; 4], settings: &'static [(&'st
     Job { weights, node: "encode", input: [b, 3, t, h, w], output, settings }
 }
 
+/// Of a model with 48 latent channels and scales 16 and 4.
+const WIDE: &str = "families/wan22";
+/// Of a model of images with four pixel channels, 64 latent channels and scale 16.
+const IMAGES: &str = "families/qwen21";
+
+const fn job(weights: &'static str, node: &'static str, [input, output]: [[i64; 5]; 2]) -> Job {
+    Job { weights, node, input, output, settings: &[] }
+}
+
 const fn decode(weights: &'static str, latent: [i64; 4], settings: &'static [(&'static str, &'static str)]) -> Job {
     let [b, t, h, w] = latent;
     let output = [b, 3, 4 * t - 3, 8 * h, 8 * w];
     Job { weights, node: "decode", input: [b, 16, t, h, w], output, settings }
 }
 
-const JOBS: [Job; 19] = [
+const JOBS: [Job; 25] = [
     encode("small", [1, 1, 40, 24], &[]),
     encode("small", [2, 18, 24, 16], &[]),
     encode("small", [1, 29, 24, 40], &[("slice_frames", "1")]),
@@ -59,6 +68,12 @@ const JOBS: [Job; 19] = [
     encode("families/wan21", [2, 18, 24, 16], &[]),
     decode("families/wan21", [3, 1, 5, 4], &[]),
     decode("families/wan21", [1, 9, 3, 5], &[("slice_frames", "2"), ("chunk_frames", "3")]),
+    job(WIDE, "encode", [[1, 3, 18, 40, 24], [1, 48, 6, 3, 2]]),
+    job(WIDE, "decode", [[1, 48, 5, 3, 2], [1, 3, 17, 48, 32]]),
+    job(WIDE, "decode", [[2, 48, 1, 2, 3], [2, 3, 1, 32, 48]]),
+    job(IMAGES, "encode", [[2, 4, 1, 40, 24], [2, 64, 1, 3, 2]]),
+    job(IMAGES, "decode", [[1, 64, 1, 3, 2], [1, 4, 1, 48, 32]]),
+    job(IMAGES, "decode", [[1, 64, 3, 2, 2], [1, 4, 3, 32, 32]]),
 ];
 
 /// Checkpoints that are made here, beside the goldens. All have 16 latent channels and scales 8 and 4.
@@ -135,11 +150,11 @@ fn hash(weights: &std::path::Path, with: &Arithmetic, job: &Job) -> Option<u64> 
 fn bits_are_those_of_the_table() {
     let folder = Folder::new("bits");
     let mut found: BTreeMap<String, String> = BTreeMap::new();
-    for weights in ["small", "medium", "wide", "deep", "families/wan21"] {
+    for weights in ["small", "medium", "wide", "deep", "families/wan21", WIDE, IMAGES] {
         let path = made(&folder, weights).unwrap_or_else(|| golden(&format!("{weights}.safetensors")));
         for with in arithmetic() {
             // Caches in 8 bits are for norms of groups.
-            let computes = !(with.name.ends_with("-u8") && weights == "families/wan21");
+            let computes = !(with.name.ends_with("-u8") && ["families/wan21", WIDE, IMAGES].contains(&weights));
             for job in JOBS.iter().filter(|job| computes && job.weights == weights) {
                 let Some(hash) = hash(&path, &with, job) else { continue };
                 let settings: Vec<String> = job.settings.iter().map(|(key, value)| format!("{key}={value}")).collect();

@@ -203,6 +203,8 @@ fn refusals_say_what_to_do() {
     // Port 1 is nobody's.
     fails(get(&[NAME, "--yes"], "http://127.0.0.1:1", &home), &["cannot be reached", "HTTPS_PROXY", "HF_ENDPOINT"]);
     fails(get(&["sora", "--yes"], "http://127.0.0.1:1", &home), &["sora", "seedvr2", "qwen-image"]);
+    let no_address = get(&["qwen-image-2.1", "--yes"], "http://127.0.0.1:1", &home);
+    fails(no_address, &["qwen-image-2.1", "no address", "--weights FILE"]);
     let asks = hub(|_| Answer::contents(&contents(), None));
     fails(get(&[NAME], &asks.address(), &home), &["--yes"]);
     assert!(asks.asked().iter().all(|request| request.line.starts_with("HEAD")));

@@ -2,32 +2,31 @@
 
 mod common;
 
-use common::families::{Latent, Model, Shapes, qwen21, wan22};
 use common::golden;
 use common::oracle::{Clip, evaluate};
-use common::safetensors::{Tensor, Tensors, read};
+use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
 use std::collections::{BTreeMap, BTreeSet};
 use video_vae::internals::model::checkpoint::Checkpoint;
-use video_vae::internals::model::families::{self, LatentFormat};
-use video_vae::internals::model::graph::{Conv, FirstFrame, GraphBuilder, SpaceAxis, TimeAxis};
+use video_vae::internals::model::families::{LatentFormat, LatentScaling as Latent};
+use video_vae::internals::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, SpaceAxis, TimeAxis};
 
 /// A checkpoint and its cases, below tests/golden.
 struct Golden {
     checkpoint: &'static str,
     cases: &'static [&'static str],
-    model: Recognised,
+    /// The format of its latents: `None` where the tensors say it.
+    format: Option<&'static str>,
     /// Of a result, relative to the root mean square of what is expected.
     most_error: f64,
     /// Whether its videos were clamped to [-1, 1] after the network, as diffusers does.
     clamped: bool,
 }
 
-/// Who makes a model of a checkpoint.
-enum Recognised {
-    /// One of the library's families, with latents of this format.
-    ByLibrary(Option<&'static str>),
-    /// None: the tensors are of another family.
-    Here(fn(&Shapes) -> Option<Model>),
+/// Both graphs of a checkpoint, and its latents.
+struct Model {
+    encoder: Graph,
+    decoder: Graph,
+    latent: Latent,
 }
 
 impl Golden {
@@ -35,22 +34,14 @@ impl Golden {
     fn open(&self) -> (Tensors, Model) {
         let path = golden(&format!("{}.safetensors", self.checkpoint));
         let tensors = read(&path);
-        match self.model {
-            Recognised::Here(model) => {
-                let model = model(&shapes(&tensors)).expect(self.checkpoint);
-                (tensors, model)
-            }
-            Recognised::ByLibrary(format) => {
-                let open = Checkpoint::open(&path).unwrap();
-                let families::Model { encoder, decoder, latents, family, .. } = &**open.model();
-                let is_format = |latents: &&LatentFormat| format.is_none_or(|name| name == latents.name);
-                let latent = latents.iter().find(is_format).unwrap().scaling;
-                let names: Vec<&str> = tensors.keys().map(String::as_str).collect();
-                let named = (family.canonical)(&names).into_iter().map(String::from).zip(tensors.values().cloned());
-                let tensors = named.filter(|(name, _)| !(family.is_unread)(name)).collect();
-                (tensors, Model { encoder: encoder.clone(), decoder: decoder.clone(), latent })
-            }
-        }
+        let open = Checkpoint::open(&path).unwrap();
+        let model = open.model();
+        let is_format = |latents: &&LatentFormat| self.format.is_none_or(|name| name == latents.name);
+        let latent = model.latents.iter().find(is_format).unwrap().scaling;
+        let names: Vec<&str> = tensors.keys().map(String::as_str).collect();
+        let named = (model.family.canonical)(&names).into_iter().map(String::from).zip(tensors.values().cloned());
+        let tensors = named.filter(|(name, _)| !(model.family.is_unread)(name)).collect();
+        (tensors, Model { encoder: model.encoder.clone(), decoder: model.decoder.clone(), latent })
     }
 
     /// Every tensor of a case is an input or is compared.
@@ -84,17 +75,8 @@ fn clamped(value: f64) -> f64 {
     value.clamp(-1.0, 1.0)
 }
 
-const fn family(
-    checkpoint: &'static str,
-    cases: &'static [&'static str],
-    model: fn(&Shapes) -> Option<Model>,
-) -> Golden {
-    Golden { checkpoint, cases, model: Recognised::Here(model), most_error: 1e-6, clamped: false }
-}
-
-/// A checkpoint that the library knows. The format of its latents: `None` where the tensors say it.
 const fn known(checkpoint: &'static str, cases: &'static [&'static str], format: Option<&'static str>) -> Golden {
-    Golden { checkpoint, cases, model: Recognised::ByLibrary(format), most_error: 1e-6, clamped: false }
+    Golden { checkpoint, cases, format, most_error: 1e-6, clamped: false }
 }
 
 /// SeedVR2's goldens were computed in f32.
@@ -109,14 +91,9 @@ const GOLDENS: [Golden; 8] = [
     known("families/flux", &["a"], Some("flux")),
     known("families/flux2", &["a"], None),
     known("families/wan21", &["image", "clip9", "clip17"], None),
-    family("families/wan22", &["image", "clip9"], wan22::model),
-    Golden { clamped: true, ..family("families/qwen21", &["a"], qwen21::model) },
+    known("families/wan22", &["image", "clip9"], None),
+    Golden { clamped: true, ..known("families/qwen21", &["a"], None) },
 ];
-
-fn shapes(tensors: &Tensors) -> Shapes {
-    let shape = |tensor: &Tensor| tensor.shape.iter().map(|d| *d as u64).collect();
-    tensors.iter().map(|(name, tensor)| (name.clone(), shape(tensor))).collect()
-}
 
 /// The clips of a batch. Images have no axis of time.
 fn clips(tensor: &Tensor) -> Vec<Clip> {
@@ -210,16 +187,24 @@ fn diffusers_has_a_name_for_every_tensor() {
 
 #[test]
 fn a_checkpoint_is_of_one_family() {
-    type Recognise = fn(&Shapes) -> bool;
-    let families: [(&[&str], Recognise); 2] = [
-        (&["wan22"], |shapes| wan22::model(shapes).is_some()),
-        (&["qwen21"], |shapes| qwen21::model(shapes).is_some()),
-    ];
-    for checkpoint in ["sdxl", "flux", "flux2", "wan21", "wan22", "qwen21", "../small"] {
-        let shapes = shapes(&read(&golden(&format!("families/{checkpoint}.safetensors"))));
-        for (members, recognise) in families {
-            assert_eq!(recognise(&shapes), members.contains(&checkpoint), "whether {checkpoint} is of {members:?}");
-        }
+    let folder = Folder::new("one-family");
+    for (checkpoint, family) in [
+        ("families/sdxl", "kl2d"),
+        ("families/flux", "kl2d"),
+        ("families/flux2", "kl2d"),
+        ("families/wan21", "wan21"),
+        ("families/wan22", "wan22"),
+        ("families/qwen21", "qwen21"),
+        ("small", "seedvr2"),
+    ] {
+        let path = golden(&format!("{checkpoint}.safetensors"));
+        assert_eq!(Checkpoint::open(&path).unwrap().model().family.name, family);
+        let Ok(map) = std::fs::read(golden(&format!("{checkpoint}.diffusers.json"))) else { continue };
+        let map: BTreeMap<String, String> = serde_json::from_slice(&map).unwrap();
+        let of = |name: &String| map.get(name).unwrap_or(name).clone();
+        let diffusers: Tensors = read(&path).into_iter().map(|(name, tensor)| (of(&name), tensor)).collect();
+        let path = folder.file("diffusers.safetensors", &to_bytes(&diffusers, 32));
+        assert_eq!(Checkpoint::open(&path).unwrap().model().family.name, family, "with diffusers' names");
     }
 }
 

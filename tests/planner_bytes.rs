@@ -69,8 +69,8 @@ fn run(vae: &Vae, node: &str, input: [i64; 5], output: [i64; 5]) -> Result<i32, 
     vae.run(node, &input.tensor(), &output.tensor(), &run_info())
 }
 
-/// Models with 16 latent channels and scales 8 and 4.
-const MODELS: [&str; 3] = ["small.safetensors", "medium.safetensors", "families/wan21.safetensors"];
+const MODELS: [&str; 4] =
+    ["small.safetensors", "medium.safetensors", "families/wan21.safetensors", "families/wan22.safetensors"];
 
 /// (node, input, output) for a clip of this many latent frames, rows and columns.
 fn shapes(node: &'static str, batch: i64, latents: i64, rows: i64, columns: i64) -> (&'static str, [i64; 5], [i64; 5]) {
@@ -90,6 +90,7 @@ fn planned_bytes_are_what_a_run_allocates() {
         let weights = golden(random.pick(&MODELS));
         let counter = Counter::new();
         let vae = open_counted(&weights, &counter);
+        let [input, output] = [input, output].map(|shape| vae.fitted(shape));
         vae.configure("threads", &(1 + random.below(4)).to_string()).unwrap();
         vae.configure("slice_frames", random.pick(&["auto", "1", "3"])).unwrap();
         vae.configure("chunk_frames", random.pick(&["auto", "1", "2"])).unwrap();
@@ -125,6 +126,7 @@ fn planned_bytes_hold_on_every_device() {
                 (1 + random.below(6) as i64, 1 + random.below(9) as i64, 1 + random.below(9) as i64);
             let (node, input, output) = shapes(node, 1, latents, rows, columns);
             let vae = Vae::open(&golden(random.pick(&MODELS))).unwrap();
+            let [input, output] = [input, output].map(|shape| vae.fitted(shape));
             vae.configure("slice_frames", random.pick(&["auto", "1", "3"])).unwrap();
             let (plan, text) = vae.plan(node, input).unwrap();
             run(&vae, node, input, output).unwrap();

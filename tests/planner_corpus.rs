@@ -79,11 +79,18 @@ fn describe(plan: &Plan, target: &Target) -> String {
     )
 }
 
-/// Jobs of models of other families, by the name of the published model: frames, height, width, limit in GiB.
-const OTHERS: [(&str, &[([u64; 3], f64)]); 2] = [
-    (
-        "wan21",
-        &[
+/// Jobs of a model of another family.
+struct ModelJobs {
+    /// The name of the published model.
+    name: &'static str,
+    /// Frames, height and width; limit in GiB.
+    jobs: &'static [([u64; 3], f64)],
+}
+
+const OTHERS: [ModelJobs; 4] = [
+    ModelJobs {
+        name: "wan21",
+        jobs: &[
             ([81, 480, 832], 0.0),
             ([81, 480, 832], 2.0),
             ([81, 720, 1280], 0.0),
@@ -91,8 +98,22 @@ const OTHERS: [(&str, &[([u64; 3], f64)]); 2] = [
             ([81, 1080, 1920], 6.0),
             ([0, 720, 1280], 4.0),
         ],
-    ),
-    ("qwen-image", &[([1, 1328, 1328], 0.0), ([1, 2560, 1440], 2.0)]),
+    },
+    ModelJobs { name: "qwen-image", jobs: &[([1, 1328, 1328], 0.0), ([1, 2560, 1440], 2.0)] },
+    ModelJobs {
+        name: "wan22",
+        jobs: &[
+            ([121, 704, 1280], 0.0),
+            ([121, 704, 1280], 6.0),
+            ([121, 704, 1280], 4.0),
+            ([0, 704, 1280], 6.0),
+            ([1, 704, 1280], 0.0),
+        ],
+    },
+    ModelJobs {
+        name: "qwen-image-2.1",
+        jobs: &[([1, 2048, 2048], 0.0), ([1, 2048, 2048], 8.0), ([1, 1024, 1024], 2.0)],
+    },
 ];
 
 /// The plan of a job, in a line.
@@ -132,13 +153,13 @@ fn corpus() -> String {
     }
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     let published = FAMILIES.iter().flat_map(|family| family.published);
-    for (model, (name, jobs)) in published.filter_map(|model| Some((model, OTHERS.iter().find(|o| o.0 == model.name)?)))
-    {
+    let known = |name| OTHERS.iter().find(|others| others.name == name);
+    for (model, others) in published.filter_map(|model| Some((model, known(model.name)?))) {
         for direction in [Direction::Encode, Direction::Decode] {
             let network = network(&(model.model)(), direction, profile);
             let target = Target::new(profile, &sizes, network.norm.groups());
-            for (clip, limit) in *jobs {
-                writeln!(table, "{name} {}", line(&network, *clip, *limit, &target)).unwrap();
+            for (clip, limit) in others.jobs {
+                writeln!(table, "{} {}", others.name, line(&network, *clip, *limit, &target)).unwrap();
             }
         }
     }
@@ -151,8 +172,16 @@ fn large_clips_of_other_families_are_exact_within_their_limits() {
     let table =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/planner_corpus.txt"));
     let table = table.unwrap();
-    for job in ["decode 81x480x832 0", "decode 81x720x1280 3", "decode 81x1080x1920 6"] {
-        let line = table.lines().find(|line| line.starts_with(&format!("wan21 {job} |"))).expect(job);
+    for job in [
+        "wan21 decode 81x480x832 0",
+        "wan21 decode 81x720x1280 3",
+        "wan21 decode 81x1080x1920 6",
+        "wan22 encode 121x704x1280 6",
+        "wan22 decode 121x704x1280 6",
+        "qwen-image-2.1 encode 1x2048x2048 8",
+        "qwen-image-2.1 decode 1x2048x2048 8",
+    ] {
+        let line = table.lines().find(|line| line.starts_with(&format!("{job} |"))).expect(job);
         assert!(line.contains(" tiles 1x1 "), "{line}");
     }
 }

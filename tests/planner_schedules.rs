@@ -125,6 +125,8 @@ fn line<L: Location>(op: &Op<L>) -> String {
         }
         Op::Normalise(op) => write!(text, "normalise {} {:?} {}", op.layer, op.shape, op.frames.len()),
         Op::Attention(op) => write!(text, "attention {:?} {}", op.shape, op.frames.len()),
+        Op::Pool(op) => write!(text, "pool {:?} {} {}", op.input, op.parts, op.frames.len()),
+        Op::Add(op) => write!(text, "add {:?} {:?} {}", op.shape, op.repeat, op.frames.len()),
         Op::Blend(op) => write!(text, "blend {} {}", op.item, op.clear),
         Op::Store(op) => write!(text, "store {} {}", op.batch, op.frame),
     }

@@ -20,7 +20,8 @@ struct Clip {
 
 impl Clip {
     fn new(vae: &Vae, random: &mut Random, node: &'static str, input: [i64; 5], output: [i64; 5]) -> Clip {
-        let clip = Clip { node, input: Buffer::random(random, input), output: Buffer::poisoned(output) };
+        let (input, output) = (Buffer::random(random, vae.fitted(input)), Buffer::poisoned(vae.fitted(output)));
+        let clip = Clip { node, input, output };
         vae.run(node, &clip.input.tensor(), &clip.output.tensor(), &run_info()).unwrap();
         clip
     }
@@ -63,8 +64,9 @@ fn clips(vae: &Vae, random: &mut Random) -> Vec<Clip> {
     ]
 }
 
-fn models() -> [std::path::PathBuf; 3] {
-    [small(), golden("medium.safetensors"), golden("families/wan21.safetensors")]
+fn models() -> [std::path::PathBuf; 4] {
+    let [small, wan21, wan22] = video_models();
+    [small, golden("medium.safetensors"), wan21, wan22]
 }
 
 fn tries(usual: u64) -> u64 {

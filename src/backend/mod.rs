@@ -81,6 +81,10 @@ pub trait DeviceFacts {
     const HOST_MEMORY: bool;
     /// Whether loads and stores can have a map for each channel: [`crate::ir::ChannelMaps`].
     const MAPS_CHANNELS: bool;
+    /// Whether it runs [`Op::Pool`] and [`Op::Add`].
+    const POOLS: bool;
+    /// Whether loads and stores can have patches: [`crate::ir::patch_pixel`].
+    const PATCHES: bool;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.

@@ -222,7 +222,7 @@ fn named_output(
             equal(name, 4, shape.width, input.width.div_ceil(scale))
         }
         Direction::Decode => {
-            equal(name, 1, shape.channels, network.output_channels())?;
+            equal(name, 1, shape.channels, network.video_channels())?;
             if whole {
                 cropped(name, 2, shape.frames, geometry.video_frames(input.frames), geometry.time)?;
             }

@@ -87,7 +87,7 @@ impl<B: Backend> Runner<'_, B> {
             Op::Load(load) => self.load(spec, load, stop),
             Op::Blend(blend) => self.blend(spec, blend),
             Op::Store(store) => self.store(spec, store),
-            Op::Fetch(_) | Op::Conv(_) | Op::BandedConv(_) | Op::Normalise(_) | Op::Attention(_) => {
+            _ => {
                 let args = RunArgs { weights: &self.with.weights.convs, buffers: self.buffers };
                 self.with.backend.run(self.memory, op, &args, stop)
             }
@@ -109,6 +109,10 @@ impl<B: Backend> Runner<'_, B> {
                 .latents
                 .channels(Direction::Decode)
                 .filter(|_| spec.network.direction == Direction::Decode),
+            patch: match spec.network.direction {
+                Direction::Encode => spec.network.geometry.patch,
+                Direction::Decode => 1,
+            },
             shape: region.shape,
             into: op.into,
         };
@@ -155,6 +159,7 @@ impl<B: Backend> Runner<'_, B> {
             sample: None,
             map: Affine { mul: 1.0, add: 0.0 },
             channels: None,
+            patch: 1,
             into,
             batch: op.batch,
             frame,
@@ -164,7 +169,11 @@ impl<B: Backend> Runner<'_, B> {
         match network.direction {
             Direction::Decode => {
                 let map = output_pixels(into.dtype(), settings.pixel_range);
-                self.with.backend.store(self.memory, &StoreTensor { map, ..plain }, &self.buffers)
+                self.with.backend.store(
+                    self.memory,
+                    &StoreTensor { map, patch: network.geometry.patch, ..plain },
+                    &self.buffers,
+                )
             }
             Direction::Encode => {
                 let sample = (settings.posterior == Latent::Sample)

@@ -336,6 +336,14 @@ fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing
     for network in &networks {
         let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
         backend.check_layers(&layouts, &network.attention_channels())?;
+        let goes_around = network.layers.iter().any(|layer| layer.level.is_some());
+        let missing = match network.geometry.patch {
+            _ if goes_around && !B::POOLS => "shortcuts around levels",
+            2.. if !B::PATCHES => "patches of pixels",
+            _ => continue,
+        };
+        let text = format!("no kernel on the GPU does {missing}; use device \"cpu\" for this checkpoint");
+        return Err(Error::Device(text));
     }
     Ok(networks)
 }

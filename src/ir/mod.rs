@@ -6,6 +6,7 @@
 mod conv;
 mod dtype;
 mod host_memory;
+mod level;
 mod location;
 mod op;
 mod profile;
@@ -17,6 +18,7 @@ mod view;
 pub use conv::{ConvLayout, ConvSource, EachSlab, LayerId, Norm, PairSlabs, Prologue, WeightBlock, WeightPart, Window};
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
+pub use level::{AddOp, AddedFrame, PoolOp, PooledFrame, Repeat};
 pub use location::{CacheFormat, CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, SplitColumns};
 pub use op::{
     Access, AttentionOp, BandInput, BandPart, BandShape, BandSource, BandTerm, BandedConvOp, BandedFrame, BlendOp,
@@ -26,5 +28,5 @@ pub use op::{
 pub use profile::{DeviceProfile, GivenRates, PairCosts, PairedLayers, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
-pub use tensor_op::{Affine, BlendTile, ChannelMaps, Fades, LoadTensor, Posterior, StoreTensor};
+pub use tensor_op::{Affine, BlendTile, ChannelMaps, Fades, LoadTensor, Posterior, StoreTensor, patch_pixel};
 pub use view::{TensorDevice, View};

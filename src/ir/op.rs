@@ -4,7 +4,8 @@
 //! kernel behind `Backend::run`.
 
 use super::{
-    CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, PairSlabs, Prologue, SplitColumns,
+    AddOp, CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, PairSlabs, PoolOp, Prologue,
+    SplitColumns,
 };
 use crate::error::Result;
 
@@ -17,6 +18,8 @@ pub enum Op<L: Location> {
     BandedConv(Box<BandedConvOp<L>>),
     Normalise(NormaliseOp<L>),
     Attention(AttentionOp<L>),
+    Pool(PoolOp<L>),
+    Add(AddOp<L>),
     Blend(BlendOp<L>),
     Store(StoreOp<L>),
 }
@@ -449,6 +452,8 @@ impl<L: Location> Op<L> {
             Op::Attention(op) => {
                 Op::Attention(AttentionOp { shape: op.shape, frames: relocate_pairs(&op.frames, to)? })
             }
+            Op::Pool(op) => Op::Pool(op.relocate(to)?),
+            Op::Add(op) => Op::Add(op.relocate(to)?),
             Op::Blend(op) => {
                 let from = to.device(op.from, Value::Frame, Access::Read)?;
                 let into = to.device(op.into, Value::Frame, if op.clear { Access::Write } else { Access::Read })?;
@@ -473,7 +478,9 @@ impl<L: Location> Op<L> {
             Op::Conv(op) => Some((op.layer, op.weights)),
             Op::BandedConv(op) => Some((op.layer, op.weights)),
             Op::Normalise(op) => Some((op.layer, op.weights)),
-            Op::Fetch(_) | Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
+            Op::Fetch(_) | Op::Load(_) | Op::Attention(_) | Op::Pool(_) | Op::Add(_) | Op::Blend(_) | Op::Store(_) => {
+                None
+            }
         }
     }
 }
@@ -612,6 +619,14 @@ fn relocate_residual<L: Location, M: Location>(
     to: &mut impl Relocate<L, M>,
 ) -> Result<Option<M::Device>> {
     residual.map(|at| to.device(at, Value::Frame, Access::Read)).transpose()
+}
+
+pub(super) fn relocate_frame<L: Location, M: Location>(
+    at: L::Device,
+    access: Access,
+    to: &mut impl Relocate<L, M>,
+) -> Result<M::Device> {
+    to.device(at, Value::Frame, access)
 }
 
 fn relocate_terms<L: Location, M: Location>(

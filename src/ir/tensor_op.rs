@@ -18,7 +18,7 @@ pub struct ChannelMaps<'a> {
 }
 
 /// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and
-/// columns beyond the host's image repeat its last ones.
+/// columns beyond the host's image repeat its last ones. (`top`, `left`) and `shape` are of activations.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadTensor<'a> {
     pub from: &'a View,
@@ -29,8 +29,16 @@ pub struct LoadTensor<'a> {
     pub map: Affine,
     /// In place of `map`, only for backends that have them.
     pub channels: Option<ChannelMaps<'a>>,
+    /// Pixels of the host that are one of activations, in rows and columns alike: see [`patch_pixel`].
+    pub patch: u64,
     pub shape: FrameShape,
     pub into: DeviceOffset,
+}
+
+/// The host's channel of a channel of activations, and its row and column within a patch of `side` x `side` pixels. The
+/// channels are `(c * side + column) * side + row`.
+pub const fn patch_pixel(channel: u64, side: u64) -> (u64, [u64; 2]) {
+    (channel / (side * side), [channel % side, channel / side % side])
 }
 
 /// One weight for each row and each column of a tile, or of the image.
@@ -78,6 +86,8 @@ pub struct StoreTensor<'a> {
     pub map: Affine,
     /// As in [`LoadTensor`].
     pub channels: Option<ChannelMaps<'a>>,
+    /// As in [`LoadTensor`].
+    pub patch: u64,
     pub into: &'a View,
     pub batch: u64,
     pub frame: u64,

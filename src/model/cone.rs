@@ -113,8 +113,9 @@ fn first_frames(network: &Network, first: u64) -> (Vec<u64>, u64) {
     for (id, layer) in network.layers.iter().enumerate().rev() {
         let first = firsts[id];
         // What is added is added frame by frame.
-        for (source, first) in [(Some(layer.input), layer.time.oldest(first)), (layer.addend, first)] {
-            let Some(source) = source else { continue };
+        let around = layer.level.map(|level| (Source::Layer(level.from), level.oldest(first)));
+        let added = layer.addend.map(|source| (source, first)).into_iter().chain(around);
+        for (source, first) in added.chain([(layer.input, layer.time.oldest(first))]) {
             let known = match source {
                 Source::Input => &mut first_input,
                 Source::Layer(from) => &mut firsts[from],
@@ -144,7 +145,9 @@ mod tests {
 
     use super::*;
     use crate::model::Direction;
+    use crate::model::LevelMap;
     use crate::model::families::seedvr2::Sizes;
+    use crate::model::families::{wan, wan22};
 
     fn networks() -> Vec<Network> {
         let sizes = |levels, layers, temporal_levels| Sizes {
@@ -156,7 +159,17 @@ mod tests {
         };
         let sizes = [sizes(4, 2, 2), sizes(3, 1, 2), sizes(4, 1, 1), sizes(2, 3, 0)];
         let both = |sizes: &Sizes| Direction::ALL.map(|direction| Network::new(&sizes.model(), direction).unwrap());
-        sizes.iter().flat_map(both).collect()
+        let mut networks: Vec<Network> = sizes.iter().flat_map(both).collect();
+        let resampled = wan::Sizes {
+            pixel_channels: [4, 4],
+            latent_channels: 4,
+            time_kernel: 3,
+            encoder: vec![wan::level(8, Some((8, false))), wan::level(16, Some((16, true))), wan::level(16, None)],
+            decoder: vec![wan::level(16, Some((16, true))), wan::level(8, Some((8, false))), wan::level(8, None)],
+        };
+        let around = |direction| Network::new(&wan22::model(&resampled), direction).unwrap();
+        networks.extend(Direction::ALL.map(around));
+        networks
     }
 
     /// The input frames of a layer that its outputs `frames` read.
@@ -173,6 +186,13 @@ mod tests {
         for (id, layer) in network.layers.iter().enumerate().rev() {
             let of_layer = outputs[id].clone();
             let read = read_by(network, id, &of_layer);
+            if let Some(level) = layer.level {
+                let sources = |frame: &u64| match level.map {
+                    LevelMap::Mean => level.oldest(*frame)..level.parts * frame + 1,
+                    LevelMap::Repeat { .. } => level.smaller(*frame)..level.smaller(*frame) + 1,
+                };
+                outputs[level.from].extend(of_layer.iter().flat_map(sources));
+            }
             for (source, frames) in [(Some(layer.input), read), (layer.addend, of_layer)] {
                 match source {
                     Some(Source::Input) => inputs.extend(frames),

@@ -27,11 +27,23 @@ pub struct Geometry {
     pub space: u64,
     /// Frames of video per latent frame, after the first.
     pub time: u64,
+    /// Rows, and columns, of video that are one in activations. Their pixels are channels there.
+    pub patch: u64,
     /// Rows, and columns, of latent that are one in the host's tensors. Their pixels are channels there.
     pub packing: u64,
 }
 
 impl Geometry {
+    /// Channels of activations that the encoder reads.
+    pub fn patch_channels(&self) -> u64 {
+        self.pixel_channels * self.patch * self.patch
+    }
+
+    /// Rows of activations at the side of the pixels per row of latent, and columns alike.
+    pub fn scale(&self) -> u64 {
+        self.space / self.patch
+    }
+
     /// Channels of a latent in the host's tensors.
     pub fn packed_channels(&self) -> u64 {
         self.latent_channels * self.packing * self.packing

@@ -51,16 +51,10 @@ pub enum NodeOp {
     /// Blocks of `frames` x `side` x `side` are folded into channels, the mean of each run of equally many of which is a
     /// channel of the result. Folded channel: `((c * frames + frame) * side + row) * side + column`. Before the clip
     /// come `frames - 1` frames of zeros.
-    FoldMean {
-        frames: u64,
-        side: u64,
-    },
+    FoldMean(Folding),
     /// The inverse shape: channel `((c * frames + frame) * side + row) * side + column`, divided by the number of
     /// repetitions, is the channel that is copied. The first `frames - 1` new frames are dropped.
-    RepeatUnfold {
-        frames: u64,
-        side: u64,
-    },
+    RepeatUnfold(Folding),
     /// Pixels become channels: `(c * side + column) * side + row`.
     Patch {
         side: u64,
@@ -69,6 +63,15 @@ pub enum NodeOp {
     Unpatch {
         side: u64,
     },
+}
+
+/// Blocks of pixels that stand for channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Folding {
+    pub frames: u64,
+    pub side: u64,
+    /// Whether each frame is a clip of its own, so that the frame rate stays.
+    pub still: bool,
 }
 
 /// A convolution over time, rows and columns.
@@ -135,6 +138,13 @@ impl NormKind {
             NormKind::Group { groups, .. } => Norm::Group { groups },
             NormKind::Pixel { .. } => Norm::Pixel,
         }
+    }
+}
+
+impl Folding {
+    /// Frames of the clip that a block has.
+    pub const fn rate(self) -> u64 {
+        if self.still { 1 } else { self.frames }
     }
 }
 
@@ -279,12 +289,12 @@ impl GraphBuilder {
         self.push(NodeOp::Nearest { side }, &[x], self.channels(x))
     }
 
-    pub fn fold_mean(&mut self, x: NodeId, frames: u64, side: u64, channels: u64) -> NodeId {
-        self.push(NodeOp::FoldMean { frames, side }, &[x], channels)
+    pub fn fold_mean(&mut self, x: NodeId, folding: Folding, channels: u64) -> NodeId {
+        self.push(NodeOp::FoldMean(folding), &[x], channels)
     }
 
-    pub fn repeat_unfold(&mut self, x: NodeId, frames: u64, side: u64, channels: u64) -> NodeId {
-        self.push(NodeOp::RepeatUnfold { frames, side }, &[x], channels)
+    pub fn repeat_unfold(&mut self, x: NodeId, folding: Folding, channels: u64) -> NodeId {
+        self.push(NodeOp::RepeatUnfold(folding), &[x], channels)
     }
 
     pub fn patch(&mut self, x: NodeId, side: u64) -> NodeId {

@@ -64,6 +64,47 @@ pub enum LayerTensors {
     Nearest { conv: NamedWeights },
 }
 
+/// A value from before a level that is added behind it, without weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LevelShortcut {
+    pub from: LayerId,
+    pub map: LevelMap,
+    /// Frames of the larger side that one frame of the smaller side stands for.
+    pub parts: u64,
+    /// Whether each frame is a clip of its own, so that the frame rate stays.
+    pub still: bool,
+}
+
+/// What becomes of the value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LevelMap {
+    /// The mean of 2 x 2 pixels. With `parts` times the channels: see [`crate::ir::PoolOp`].
+    Mean,
+    /// Each pixel becomes `side` x `side`: see [`crate::ir::AddOp`]. With side 1 it is the value as it is.
+    Repeat { side: u64 },
+}
+
+impl LevelShortcut {
+    /// Which part of its smaller frame a frame of the larger side is. The first of a clip is the last part.
+    pub fn part(&self, frame: u64) -> u64 {
+        if self.still { self.parts - 1 } else { (frame + self.parts - 1) % self.parts }
+    }
+
+    /// The frame of the smaller side that a frame of the larger side belongs to.
+    pub fn smaller(&self, frame: u64) -> u64 {
+        if self.still { frame } else { frame.div_ceil(self.parts) }
+    }
+
+    /// The first frame of the value that frame `frame` of the sum reads.
+    pub fn oldest(&self, frame: u64) -> u64 {
+        match self.map {
+            LevelMap::Mean if !self.still => (self.parts * frame).saturating_sub(self.parts - 1),
+            LevelMap::Mean => frame,
+            LevelMap::Repeat { .. } => self.smaller(frame),
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Layer {
     pub layout: ConvLayout,
@@ -73,6 +114,8 @@ pub struct Layer {
     pub attends: bool,
     /// What is added to its sum: as it is, or through a shortcut if the layout has one.
     pub addend: Option<Source>,
+    /// What is added to its output, by an operation of its own.
+    pub level: Option<LevelShortcut>,
     /// The norm before it.
     pub norm: Option<NormTensors>,
     pub tensors: LayerTensors,
@@ -131,7 +174,7 @@ impl Layer {
 }
 
 /// A run of layers of one resolution and frame rate. The first one changes to them, and is the only one that reads
-/// another stage: the last layer of the stage before, or the network's input.
+/// another stage: the last layer of the stage before, or the network's input. Shortcuts around levels cross stages too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stage {
     pub layers: Range<LayerId>,
@@ -185,6 +228,8 @@ pub struct Network {
     pub stages: Vec<Stage>,
     /// Of each layer, who reads its output, in the order of the layers.
     readers: Vec<Vec<Reader>>,
+    /// Of each layer, the layers behind levels that its output is added to.
+    levels: Vec<Vec<LayerId>>,
     /// The kind of every norm.
     pub norm: Norm,
 }
@@ -201,7 +246,7 @@ impl Network {
     /// A network of these layers.
     pub(super) fn of_layers(layers: Vec<Layer>, stages: Vec<Stage>, facts: NetworkFacts) -> Network {
         let NetworkFacts { direction, geometry, norm } = facts;
-        let mut readers = vec![Vec::new(); layers.len()];
+        let (mut readers, mut levels) = (vec![Vec::new(); layers.len()], vec![Vec::new(); layers.len()]);
         for (id, layer) in layers.iter().enumerate() {
             let added = if layer.layout.shortcut.is_some() { Role::Shortcut } else { Role::Residual };
             for (source, role) in [(Some(layer.input), Role::Input), (layer.addend, added)] {
@@ -209,8 +254,9 @@ impl Network {
                     readers[from].push(Reader { layer: id, role });
                 }
             }
+            layer.level.iter().for_each(|level| levels[level.from].push(id));
         }
-        Network { direction, geometry, layers, stages, readers, norm }
+        Network { direction, geometry, layers, stages, readers, levels, norm }
     }
 
     /// The same in the form that a device computes: with pairs where its kernels share products.
@@ -255,12 +301,26 @@ impl Network {
         &self.readers[layer]
     }
 
+    /// The layers that a layer's output is added to around levels.
+    pub fn added_around(&self, layer: LayerId) -> &[LayerId] {
+        &self.levels[layer]
+    }
+
+    /// Whether a layer's output is that of its convolution alone, which only its readers read.
+    fn is_plain(&self, layer: LayerId) -> bool {
+        self.layers[layer].level.is_none() && self.levels[layer].is_empty()
+    }
+
     /// Whether a layer's output need not exist whole: it is written and read band by band. An output that is written over
-    /// a residual exists anyway.
+    /// a residual exists anyway. So does one at either end of a shortcut around a level.
     pub fn may_stream(&self, layer: LayerId) -> bool {
         let (facts, readers) = (&self.layers[layer], self.readers(layer));
         let in_bands = |reader: &Reader| reader.role != Role::Residual && self.layers[reader.layer].runs_in_bands();
-        facts.writes_in_bands() && facts.residual().is_none() && !readers.is_empty() && readers.iter().all(in_bands)
+        facts.writes_in_bands()
+            && self.is_plain(layer)
+            && facts.residual().is_none()
+            && !readers.is_empty()
+            && readers.iter().all(in_bands)
     }
 
     /// Whether no layer reads the value of `from` after `reader`.
@@ -279,7 +339,12 @@ impl Network {
         let head = self.stages[self.stage_of(layer)].head();
         let reads_head = layer != head && self.layers[layer].input == Source::Layer(head);
         let has_cache = self.layers[layer].time.is_causal();
-        (reads_head && has_cache && self.layers[layer].runs_in_bands() && self.layers[head].expands()).then_some(head)
+        (reads_head
+            && self.layers[head].level.is_none()
+            && has_cache
+            && self.layers[layer].runs_in_bands()
+            && self.layers[head].expands())
+        .then_some(head)
     }
 
     /// The layer that can compute hidden frames again for `layer`: the one that makes its input and nothing else, if
@@ -287,14 +352,14 @@ impl Network {
     pub fn hidden_by(&self, layer: LayerId) -> Option<LayerId> {
         let Source::Layer(first) = self.layers[layer].input else { return None };
         let keeps_input = self.layers[layer].residual() == Some(self.layers[first].input);
-        let is_alone = self.readers(first).len() == 1 && self.layers[first].addend.is_none();
+        let is_alone = self.readers(first).len() == 1 && self.is_plain(first) && self.layers[first].addend.is_none();
         let in_bands = [first, layer].iter().all(|layer| self.layers[*layer].runs_in_bands());
         (keeps_input && is_alone && in_bands).then_some(first)
     }
 
     pub fn input_channels(&self) -> u64 {
         match self.direction {
-            Direction::Encode => self.geometry.pixel_channels,
+            Direction::Encode => self.geometry.patch_channels(),
             Direction::Decode => self.geometry.latent_channels,
         }
     }
@@ -304,6 +369,11 @@ impl Network {
         self.layers.last().map_or(0, |layer| layer.layout.cout)
     }
 
+    /// Channels of the decoder's video.
+    pub fn video_channels(&self) -> u64 {
+        self.output_channels() / (self.geometry.patch * self.geometry.patch)
+    }
+
     /// Channels of each attention block.
     pub fn attention_channels(&self) -> Vec<u64> {
         self.layers.iter().filter(|layer| layer.attends).map(|layer| layer.layout.cin).collect()
@@ -311,7 +381,7 @@ impl Network {
 
     /// The shape of an output frame for an input frame of this shape.
     pub fn output_shape(&self, input: FrameShape) -> FrameShape {
-        let scale = self.geometry.space;
+        let scale = self.geometry.scale();
         match self.direction {
             Direction::Encode => FrameShape::new(input.height / scale, input.width / scale, self.output_channels()),
             Direction::Decode => FrameShape::new(input.height * scale, input.width * scale, self.output_channels()),
@@ -356,7 +426,7 @@ impl Network {
     /// Rows of input per row of latent, and columns alike.
     pub fn latent_scale(&self) -> u64 {
         match self.direction {
-            Direction::Encode => self.geometry.space,
+            Direction::Encode => self.geometry.scale(),
             Direction::Decode => 1,
         }
     }
@@ -364,7 +434,7 @@ impl Network {
     /// The frames of an input of this shape, unpacked, and padded to whole latent pixels of the host.
     pub fn input_frame(&self, input: Shape) -> FrameShape {
         let whole = |length: u64| match self.direction {
-            Direction::Encode => length.next_multiple_of(self.geometry.packed_space()),
+            Direction::Encode => length.next_multiple_of(self.geometry.packed_space()) / self.geometry.patch,
             Direction::Decode => length * self.geometry.packing,
         };
         FrameShape::new(whole(input.height), whole(input.width), self.input_channels())

@@ -57,7 +57,7 @@ impl ScheduleSpec {
             shape: FrameShape::new(rows.len() * scale, columns.len() * scale, channels),
         };
         let scale = self.network.latent_scale();
-        let outward = self.network.geometry.space / scale;
+        let outward = self.network.geometry.scale() / scale;
         (region(scale, self.input.channels), region(outward, output.channels))
     }
 

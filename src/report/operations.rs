@@ -13,6 +13,8 @@ pub fn op_name<L: Location>(op: &Op<L>, network: &Network) -> String {
         Op::BandedConv(conv) => of("banded conv", conv.layer),
         Op::Normalise(norm) => of("norm", norm.layer),
         Op::Attention(_) => "attention".into(),
+        Op::Pool(_) => "pool".into(),
+        Op::Add(_) => "add".into(),
         Op::Blend(_) => "blend".into(),
         Op::Store(_) => "store".into(),
     }
@@ -25,6 +27,8 @@ pub fn op_frames<L: Location>(op: &Op<L>) -> usize {
         Op::BandedConv(conv) => conv.frames.len(),
         Op::Normalise(norm) => norm.frames.len(),
         Op::Attention(attention) => attention.frames.len(),
+        Op::Pool(pool) => pool.frames.len(),
+        Op::Add(add) => add.frames.len(),
         Op::Load(_) | Op::Blend(_) | Op::Store(_) => 1,
         Op::Fetch(_) => 0,
     }

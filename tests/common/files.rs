@@ -17,9 +17,9 @@ pub fn small() -> PathBuf {
     golden("small.safetensors")
 }
 
-/// A quick checkpoint of each family of video models. All have 16 latent channels and scales 8 and 4.
-pub fn video_models() -> [PathBuf; 2] {
-    [small(), golden("families/wan21.safetensors")]
+/// A quick checkpoint of each family of video models. `Vae::fitted` has the shapes of their tensors.
+pub fn video_models() -> [PathBuf; 3] {
+    [small(), golden("families/wan21.safetensors"), golden("families/wan22.safetensors")]
 }
 
 /// The trained model of the demo.

@@ -7,7 +7,6 @@ mod buffer;
 pub mod command;
 mod devices;
 mod failure;
-pub mod families;
 mod files;
 pub mod hub;
 pub mod oracle;

@@ -1,7 +1,7 @@
 //! Interprets a graph in f64: node by node, whole clips, plain loops. Nothing is folded, fused or cached.
 
 use super::safetensors::Tensors;
-use video_vae::internals::model::graph::{Conv, FirstFrame, Graph, NodeOp, NormKind, SpaceAxis};
+use video_vae::internals::model::graph::{Conv, FirstFrame, Folding, Graph, NodeOp, NormKind, SpaceAxis};
 
 /// One clip, [channel, frame, row, column].
 #[derive(Debug, Clone, PartialEq)]
@@ -105,8 +105,8 @@ fn compute(op: &NodeOp, channels: usize, tensors: &Tensors, inputs: &[&Clip]) ->
         NodeOp::Attention => attention(x),
         NodeOp::Unfold { frames, side } => unfold(x, channels, frames as usize, side as usize),
         NodeOp::Nearest { side } => nearest(x, side as usize),
-        NodeOp::FoldMean { frames, side } => fold_mean(x, channels, frames as usize, side as usize),
-        NodeOp::RepeatUnfold { frames, side } => repeat_unfold(x, channels, frames as usize, side as usize),
+        NodeOp::FoldMean(folding) => each_clip(x, folding, |x| fold_mean(x, channels, folding)),
+        NodeOp::RepeatUnfold(folding) => each_clip(x, folding, |x| repeat_unfold(x, channels, folding)),
         NodeOp::Patch { side } => patch(x, side as usize),
         NodeOp::Unpatch { side } => unpatch(x, side as usize),
     }
@@ -252,7 +252,20 @@ fn nearest(x: &Clip, side: usize) -> Clip {
     Clip::from_fn(dims, |c, t, y, column| x.at(c, t, y / side, column / side))
 }
 
-fn fold_mean(x: &Clip, channels: usize, frames: usize, side: usize) -> Clip {
+/// Clip by clip, if each frame is one.
+fn each_clip(x: &Clip, folding: Folding, map: impl Fn(&Clip) -> Clip) -> Clip {
+    if !folding.still {
+        return map(x);
+    }
+    let [channels, frames, height, width] = x.dims;
+    let frame = |t| Clip::from_fn([channels, 1, height, width], |c, _, y, column| x.at(c, t, y, column));
+    let made: Vec<Clip> = (0..frames).map(|t| map(&frame(t))).collect();
+    let [channels, _, height, width] = made[0].dims;
+    Clip::from_fn([channels, frames, height, width], |c, t, y, column| made[t].at(c, 0, y, column))
+}
+
+fn fold_mean(x: &Clip, channels: usize, folding: Folding) -> Clip {
+    let (frames, side) = (folding.frames as usize, folding.side as usize);
     let [cin, inputs, height, width] = x.dims;
     let (before, block) = (frames - 1, frames * side * side);
     assert_eq!(((inputs + before) % frames, height % side, width % side), (0, 0, 0), "blocks of {:?}", x.dims);
@@ -268,7 +281,8 @@ fn fold_mean(x: &Clip, channels: usize, frames: usize, side: usize) -> Clip {
     })
 }
 
-fn repeat_unfold(x: &Clip, channels: usize, frames: usize, side: usize) -> Clip {
+fn repeat_unfold(x: &Clip, channels: usize, folding: Folding) -> Clip {
+    let (frames, side) = (folding.frames as usize, folding.side as usize);
     let [cin, inputs, height, width] = x.dims;
     let wide = channels * frames * side * side;
     assert_eq!(wide % cin, 0, "{cin} channels repeated to {wide}");

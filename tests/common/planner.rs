@@ -19,9 +19,11 @@ pub fn published() -> Sizes {
 
 /// A whole clip of so many pixels within a limit in GiB; 0 is the whole device. 0 frames are a stream.
 pub fn limited(network: &Arc<Network>, [frames, height, width]: [u64; 3], gib: f64) -> Request {
+    let of = network.geometry;
+    let (latents, rows, columns) = (frames.div_ceil(of.time), height / of.space, width / of.space);
     let input = match network.direction {
-        Direction::Encode => Shape::new(1, 3, frames, height, width),
-        Direction::Decode => Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8),
+        Direction::Encode => Shape::new(1, of.pixel_channels, frames, height, width),
+        Direction::Decode => Shape::new(1, of.latent_channels, latents, rows, columns),
     };
     let whole = request(network, input);
     if gib == 0.0 { whole } else { Request { limit: (gib * (1u64 << 30) as f64) as u64, ..whole } }

@@ -7,7 +7,7 @@ use super::random::Random;
 use video_vae::internals::model::families::{Family, Model};
 use video_vae::internals::model::geometry::Geometry;
 use video_vae::internals::model::graph::{
-    Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis,
+    Conv, FirstFrame, Folding, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis,
 };
 
 /// Only what these models need of a family.
@@ -28,7 +28,7 @@ pub fn random_model(seed: u64, width: u64) -> Model {
     let mut random = Random(seed);
     let groups = random.pick(&[1, 2, width]);
     let norm = match seed % 8 {
-        1 | 2 => NormKind::Pixel { trailing_axes: 3 },
+        1..=3 => NormKind::Pixel { trailing_axes: 3 },
         _ => NormKind::Group { groups, epsilon: 1e-6 },
     };
     let latent = random.pick(&[2, 4]);
@@ -49,9 +49,11 @@ pub fn random_model(seed: u64, width: u64) -> Model {
         changes
     };
     let (down, up) = (order(&mut random), order(&mut random));
+    // Some have patches of pixels at one end.
+    let patch = if seed % 16 == 2 { 2 } else { 1 };
     let mut side = |side, changes: &[bool], inputs, outputs| {
         let graph = GraphBuilder::new(inputs);
-        Builder { side, random: &mut random, graph, norm, width, causal, convs: 0 }.graph(changes, outputs)
+        Builder { side, random: &mut random, graph, norm, width, causal, patch, convs: 0 }.graph(changes, outputs)
     };
     let encoder = side("encoder", &down, PIXEL_CHANNELS, 2 * latent);
     let decoder = side("decoder", &up, latent, PIXEL_CHANNELS);
@@ -61,8 +63,9 @@ pub fn random_model(seed: u64, width: u64) -> Model {
         geometry: Geometry {
             pixel_channels: PIXEL_CHANNELS,
             latent_channels: latent,
-            space: 1 << levels,
+            space: patch << levels,
             time: 1 << temporal,
+            patch,
             packing: 1,
         },
         latents: Vec::new(),
@@ -80,6 +83,8 @@ struct Builder<'a> {
     width: u64,
     /// What its convolutions over time see.
     causal: TimeAxis,
+    /// Of the pixels.
+    patch: u64,
     convs: u64,
 }
 
@@ -88,22 +93,57 @@ impl Builder<'_> {
     fn graph(mut self, changes: &[bool], outputs: u64) -> Graph {
         let expands = self.side == "decoder";
         let width = self.any_width();
-        let mut x = self.conv(GraphBuilder::INPUT, width, self.causal, SpaceAxis::SAME);
+        let packs = self.patch > 1;
+        let input = GraphBuilder::INPUT;
+        let first = if packs && !expands { self.graph.patch(input, self.patch) } else { input };
+        let mut x = self.conv(first, width, self.causal, SpaceAxis::SAME);
         for level in 0..=changes.len() {
-            for _ in 0..self.random.below(4) {
-                x = self.block(x);
-            }
-            if let Some(changes_time) = changes.get(level) {
-                x = if expands { self.upsampler(x, *changes_time) } else { self.downsampler(x, *changes_time) };
-            }
+            x = self.level(x, expands, changes.get(level).copied());
         }
         let x = if self.random.one_in(4) { x } else { self.norm_silu(x) };
+        let outputs = if packs && expands { outputs * self.patch * self.patch } else { outputs };
         let x = self.conv(x, outputs, self.causal, SpaceAxis::SAME);
         if self.causal == TimeAxis::POINT && self.side == "encoder" {
             // A convolution of the output's channels, which is folded.
             self.conv(x, outputs, TimeAxis::POINT, SpaceAxis::POINT);
         }
+        if packs && expands {
+            self.graph.unpatch(x, self.patch);
+        }
         self.graph.finish()
+    }
+
+    /// A few blocks, a change of resolution behind them if there is one, and a shortcut around both in some.
+    fn level(&mut self, before: NodeId, expands: bool, change: Option<bool>) -> NodeId {
+        let mut x = before;
+        for _ in 0..self.random.below(4) {
+            x = self.block(x);
+        }
+        let has_shortcut = matches!(self.norm, NormKind::Pixel { .. }) && self.random.one_in(2);
+        let Some(changes_time) = change else {
+            let fits = has_shortcut && x != before && self.graph.channels(x) == self.graph.channels(before);
+            return if fits { self.graph.add(x, before) } else { x };
+        };
+        // Networks of images have the channels of blocks in time too.
+        let still = self.causal == TimeAxis::POINT;
+        let frames = if changes_time || still && self.random.one_in(2) { 2 } else { 1 };
+        let (folding, channels) = (Folding { frames, side: 2, still }, self.graph.channels(before));
+        match (expands, has_shortcut) {
+            (true, false) => self.upsampler(x, changes_time, None),
+            (false, false) => self.downsampler(x, changes_time, None),
+            (true, true) => {
+                let half = if channels.is_multiple_of(2) { channels / 2 } else { channels };
+                let channels = self.random.pick(&[channels, 2 * channels, half]);
+                let large = self.upsampler(x, changes_time, Some(channels));
+                let around = self.graph.repeat_unfold(before, folding, channels);
+                self.graph.add(large, around)
+            }
+            (false, true) => {
+                let small = self.downsampler(x, changes_time, Some(channels * frames));
+                let around = self.graph.fold_mean(before, folding, channels * frames);
+                self.graph.add(around, small)
+            }
+        }
     }
 
     fn any_width(&mut self) -> u64 {
@@ -193,16 +233,19 @@ impl Builder<'_> {
         self.conv(x, channels, TimeAxis { kernel: 3, stride, first }, SpaceAxis::POINT)
     }
 
-    fn downsampler(&mut self, x: NodeId, halves_time: bool) -> NodeId {
+    /// `channels`: of the result; any if none are given.
+    fn downsampler(&mut self, x: NodeId, halves_time: bool, channels: Option<u64>) -> NodeId {
+        let channels = channels.unwrap_or(self.graph.channels(x));
         if halves_time && self.causal == AFTER_ZEROS {
-            let small = self.conv(x, self.graph.channels(x), TimeAxis::POINT, SpaceAxis::HALVING);
-            return self.time_conv(small, self.graph.channels(x), 2, FirstFrame::PassedAndRead);
+            let small = self.conv(x, channels, TimeAxis::POINT, SpaceAxis::HALVING);
+            return self.time_conv(small, channels, 2, FirstFrame::PassedAndRead);
         }
         let time = if halves_time { TimeAxis::halving(FirstFrame::Repeated) } else { TimeAxis::POINT };
-        self.conv(x, self.graph.channels(x), time, SpaceAxis::HALVING)
+        self.conv(x, channels, time, SpaceAxis::HALVING)
     }
 
-    fn upsampler(&mut self, mut x: NodeId, doubles_time: bool) -> NodeId {
+    /// `given`: channels of the result; any if none are given.
+    fn upsampler(&mut self, mut x: NodeId, doubles_time: bool, given: Option<u64>) -> NodeId {
         let (channels, frames) = (self.graph.channels(x), if doubles_time { 2 } else { 1 });
         if doubles_time && self.causal == AFTER_ZEROS {
             let both = self.time_conv(x, 2 * channels, 1, FirstFrame::PassedAndHidden);
@@ -211,11 +254,11 @@ impl Builder<'_> {
         let by_nearest = self.causal == AFTER_ZEROS || !doubles_time && self.causal == TimeAxis::POINT;
         if by_nearest || !doubles_time && self.random.one_in(2) {
             let (nearest, channels, time) = (self.graph.nearest(x, 2), self.any_width(), self.time());
-            return self.conv(nearest, channels, time, SpaceAxis::SAME);
+            return self.conv(nearest, given.unwrap_or(channels), time, SpaceAxis::SAME);
         }
         let wide = self.conv(x, 4 * frames * channels, TimeAxis::POINT, SpaceAxis::POINT);
         let unfolded = self.graph.unfold(wide, frames, 2);
         let channels = if self.random.one_in(3) { self.any_width() } else { channels };
-        self.conv(unfolded, channels, CAUSAL, SpaceAxis::SAME)
+        self.conv(unfolded, given.unwrap_or(channels), CAUSAL, SpaceAxis::SAME)
     }
 }

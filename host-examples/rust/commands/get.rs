@@ -5,6 +5,8 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use video_vae::internals::model::families::FAMILIES;
+
 use crate::download::{Client, Remote, sha256};
 use crate::models::{self, Model};
 use crate::progress::{Progress, Unit};
@@ -243,6 +245,11 @@ fn list() -> Result<()> {
 }
 
 fn unknown(name: &str) -> String {
+    if FAMILIES.iter().flat_map(|family| family.published).any(|model| model.name == name) {
+        return format!(
+            "\"{name}\" has no address here yet; get its file from its makers and give it with --weights FILE"
+        );
+    }
     let names: Vec<String> = models::known().into_iter().map(|model| model.name).collect();
     format!("\"{name}\" is no model with an address here; there are {}", names.join(", "))
 }

@@ -200,17 +200,12 @@ fn chroma(codec: Codec, clip: &Clip) -> &'static str {
     // Halved chroma needs even sizes.
     let even = |size: usize| size.is_multiple_of(2);
     let (wide, high) = (even(clip.kind.width), even(clip.kind.height));
+    // ProRes has no 4:2:0.
     match clip.tags.chroma.as_str() {
         "444" => "444",
-        _ if codec == Codec::Prores => {
-            if wide {
-                "422"
-            } else {
-                "444"
-            }
-        }
         "422" if wide => "422",
-        _ if wide && high => "420",
+        _ if wide && codec == Codec::Prores => "422",
+        _ if wide && high && codec != Codec::Prores => "420",
         _ => "444",
     }
 }

@@ -5,6 +5,7 @@ mod attention;
 mod attention_bf16;
 mod conv;
 mod element;
+mod level;
 mod memory;
 mod noise;
 mod norm;
@@ -185,6 +186,8 @@ fn not_planned(what: &str) -> Error {
 impl DeviceFacts for Cpu {
     const HOST_MEMORY: bool = true;
     const MAPS_CHANNELS: bool = true;
+    const POOLS: bool = true;
+    const PATCHES: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision
@@ -317,6 +320,8 @@ impl Execution for Cpu {
                     ),
                 }
             }
+            Op::Pool(op) => with_element!(self.precision, E => level::pool::<E>(&self.pool, memory, op, stop)),
+            Op::Add(op) => with_element!(self.precision, E => level::add::<E>(&self.pool, memory, op, stop)),
             Op::Normalise(_) => Err(not_planned("a norm of its own")),
             Op::BandedConv(_) => Err(not_planned("a banded convolution")),
             Op::Fetch(_) => Err(not_planned("offloaded weights")),

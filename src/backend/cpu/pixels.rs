@@ -9,7 +9,7 @@ use super::memory::{CpuMemory, SharedPointer};
 use super::noise;
 use crate::backend::Stop;
 use crate::error::{Error, Result};
-use crate::ir::{BlendTile, ChannelMaps, DType, LoadTensor, StoreTensor, TensorDevice, View};
+use crate::ir::{BlendTile, ChannelMaps, DType, LoadTensor, StoreTensor, TensorDevice, View, patch_pixel};
 use crate::thread_pool::Pool;
 
 /// Rows of a task: enough elements to be worth a task.
@@ -18,7 +18,13 @@ fn rows_per_task(elements_per_row: usize) -> usize {
 }
 
 /// Runs `row` for each of `rows` rows on all threads.
-fn each_row(pool: &Pool, rows: usize, elements: usize, stop: &mut Stop, row: &(dyn Fn(usize) + Sync)) -> Result<()> {
+pub(super) fn each_row(
+    pool: &Pool,
+    rows: usize,
+    elements: usize,
+    stop: &mut Stop,
+    row: &(dyn Fn(usize) + Sync),
+) -> Result<()> {
     let share = rows_per_task(elements);
     pool.run(rows.div_ceil(share), stop, &|task, _, _| (task * share..rows.min((task + 1) * share)).for_each(row))
 }
@@ -45,7 +51,7 @@ pub(super) fn load<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTen
 fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
     check("load", op.from, op.batch, op.frame)?;
     let host = op.from.shape();
-    let mapped = op.channels.map_or(1, |maps| maps.side * maps.side) * op.shape.channels;
+    let mapped = op.channels.map_or(1, |maps| maps.side * maps.side) * op.shape.channels / (op.patch * op.patch);
     if mapped > host.channels || op.channels.is_some_and(|maps| (maps.maps.len() as u64) < mapped) {
         return Err(Error::Internal(format!("load: {} channels from a tensor {host}", op.shape.channels)));
     }
@@ -66,6 +72,11 @@ fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &Load
             let into = into.get().cast::<A>().add(y * width * channels);
             if let Some(maps) = op.channels {
                 let finite = load_mapped_row::<A, N>(op, maps, y as u64, into);
+                all_finite.fetch_and(finite, Ordering::Relaxed);
+                return;
+            }
+            if op.patch > 1 {
+                let finite = load_patch_row::<A, N>(op, y as u64, into);
                 all_finite.fetch_and(finite, Ordering::Relaxed);
                 return;
             }
@@ -115,6 +126,30 @@ unsafe fn load_mapped_row<A: Element, N: Number>(op: &LoadTensor, maps: ChannelM
     finite
 }
 
+/// A row of activations whose pixels are patches of the host's. Whether its values are finite.
+///
+/// # Safety
+/// `into` must have room for a row.
+unsafe fn load_patch_row<A: Element, N: Number>(op: &LoadTensor, y: u64, into: *mut A) -> bool {
+    let (host, [_, by_channel, _, by_row, by_column]) = (op.from.shape(), op.from.strides());
+    let mut finite = true;
+    for at in 0..op.shape.width * op.shape.channels {
+        let (channel, [row, column]) = patch_pixel(at % op.shape.channels, op.patch);
+        let row = ((op.top + y) * op.patch + row).min(host.height - 1);
+        let column = ((op.left + at / op.shape.channels) * op.patch + column).min(host.width - 1);
+        let place = channel as i64 * by_channel + row as i64 * by_row + column as i64 * by_column;
+        let from = op.from.frame(op.batch, op.frame).cast::<N>().wrapping_offset(place as isize);
+        // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees, and its channels
+        // were checked. The rest is the caller's promise.
+        unsafe {
+            let value = (*from).value();
+            finite &= value.is_finite();
+            *into.add(at as usize) = A::of(value * op.map.mul + op.map.add);
+        }
+    }
+    finite
+}
+
 pub(super) fn store<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
     match op.into.dtype() {
         DType::U8 => store_as::<A, u8>(pool, memory, op, stop),
@@ -135,11 +170,13 @@ fn store_as<A: Element, N: Number>(
     let host = op.into.shape();
     let side = op.channels.map_or(1, |maps| maps.side);
     // Channels of activations that are stored, and rows and columns of the host's image.
-    let channels = host.channels / (side * side);
+    let channels = host.channels * op.patch * op.patch / (side * side);
     let logvar = op.sample.map_or(0, |sample| sample.logvar_channel + channels);
-    let (height, width) = (host.height.min(op.shape.height / side), host.width.min(op.shape.width / side));
-    let (height, width, side) = (height as usize, width as usize, side as usize);
-    let faded = op.divide.is_none_or(|by| by.rows.len() >= height * side && by.columns.len() >= width * side);
+    let fits = |host: u64, own: u64| host.min(own * op.patch / side);
+    let (height, width) = (fits(host.height, op.shape.height), fits(host.width, op.shape.width));
+    let (height, width, side, patch) = (height as usize, width as usize, side as usize, op.patch as usize);
+    let covers = |fades: &[f32], length: usize| fades.len() >= (length * side).div_ceil(patch);
+    let faded = op.divide.is_none_or(|by| covers(by.rows, height) && covers(by.columns, width));
     let mapped = op.channels.is_none_or(|maps| maps.maps.len() as u64 >= host.channels);
     if op.channel + channels > op.shape.channels || logvar > op.shape.channels || !faded || !mapped {
         return Err(Error::Internal(format!("store: {:?} into a tensor {host}, or fades too short", op.shape)));
@@ -159,10 +196,12 @@ fn store_as<A: Element, N: Number>(
                 let into = into.offset(channel as isize * by_channel);
                 let map = op.channels.map_or(op.map, |maps| maps.maps[channel]);
                 // The place in the activations.
-                let (c, y) = ((channel / (side * side)) as u64, y * side + channel / side % side);
+                let (c, y) = (channel / (side * side), y * side + channel / side % side);
+                let (c, y, row) = (c * patch, y / patch, y % patch);
                 let from = from.get().cast::<A>().add(y * pitch).cast_const();
                 for host_x in 0..width {
                     let x = host_x * side + channel % side;
+                    let (c, x) = (((c + x % patch) * patch + row) as u64, x / patch);
                     let pixel = from.add(x * op.shape.channels as usize);
                     let value = stored_value(op, pixel, c, [y, x]);
                     finite &= value.is_finite();

@@ -3,6 +3,7 @@
 mod attention;
 mod case;
 mod conv;
+mod level;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod network_rate;
 mod options;

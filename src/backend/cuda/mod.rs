@@ -124,6 +124,8 @@ impl GpuBackend for Cuda {
 impl DeviceFacts for Cuda {
     const HOST_MEMORY: bool = false;
     const MAPS_CHANNELS: bool = false;
+    const POOLS: bool = true;
+    const PATCHES: bool = true;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

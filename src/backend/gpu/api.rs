@@ -11,8 +11,8 @@ use super::rows::{RowSizes, tile_grid};
 use crate::backend::{DeviceSpan, HostStream};
 use crate::error::Result;
 use crate::ir::{
-    AttentionOp, BlendTile, ConvFrame, ConvLayout, ConvOp, DType, DeviceOffset, FrameShape, LoadTensor, Offsets,
-    PartialSums, Prologue, SplitColumns, StoreTensor,
+    AddOp, AttentionOp, BlendTile, ConvFrame, ConvLayout, ConvOp, DType, DeviceOffset, FrameShape, LoadTensor, Offsets,
+    PartialSums, PoolOp, Prologue, SplitColumns, StoreTensor,
 };
 
 /// Work in a queue runs in order. Two queues run beside each other, unless events order them.
@@ -344,8 +344,14 @@ pub trait LaunchPixels: GpuMemory {
     fn blend(&self, block: &Self::Block, op: &BlendTile, scratch: u64) -> Result<()>;
 }
 
+/// Shortcuts around levels, in the main queue. No output frame is there twice.
+pub trait LaunchLevels: GpuMemory {
+    fn pool(&self, block: &Self::Block, op: &PoolOp<Offsets>) -> Result<()>;
+    fn add(&self, block: &Self::Block, op: &AddOp<Offsets>) -> Result<()>;
+}
+
 /// A device that operations run on.
-pub trait GpuApi: LaunchConv + LaunchNorm + LaunchCopies + LaunchPixels {
+pub trait GpuApi: LaunchConv + LaunchNorm + LaunchCopies + LaunchPixels + LaunchLevels {
     type Sizes: RowSizes;
     type Conv: GpuConv<Self>;
 

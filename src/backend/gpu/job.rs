@@ -13,8 +13,8 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::ir::{
-    AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId,
-    LoadTensor, NormaliseOp, Offsets, Op, PinnedBytes, StoreTensor,
+    AddOp, AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, FetchOp, FetchedWeights, FrameShape,
+    LayerId, LoadTensor, NormaliseOp, Offsets, Op, PinnedBytes, PoolOp, PooledFrame, StoreTensor,
 };
 
 /// The most operations in the main queue. Enough to keep the GPU busy, few enough that a cancel acts soon.
@@ -154,6 +154,24 @@ impl<G: GpuApi> JobMemory<G> {
         self.operate(gpu, size, stop, |memory| memory.bands.run(gpu, &memory.block, op, weights, args))
     }
 
+    fn pool(&mut self, gpu: &G, op: &PoolOp<Offsets>, stop: &mut Stop) -> Result<()> {
+        let (input, parts) = (op.input, op.parts);
+        let size = OpSize { elements: Some(input.elements() * op.frames.len() as u64), products: 0 };
+        self.operate(gpu, size, stop, |memory| {
+            let mut launches = pooled_launches(&op.frames, G::MAX_FRAMES).into_iter();
+            launches.try_for_each(|frames| gpu.pool(&memory.block, &PoolOp { input, parts, frames }))
+        })
+    }
+
+    fn add(&mut self, gpu: &G, op: &AddOp<Offsets>, stop: &mut Stop) -> Result<()> {
+        let (shape, repeat) = (op.shape, op.repeat);
+        let size = OpSize { elements: Some(shape.elements() * op.frames.len() as u64), products: 0 };
+        self.operate(gpu, size, stop, |memory| {
+            let mut launches = op.frames.chunks(G::MAX_FRAMES);
+            launches.try_for_each(|frames| gpu.add(&memory.block, &AddOp { shape, repeat, frames: frames.to_vec() }))
+        })
+    }
+
     fn normalise(
         &mut self,
         gpu: &G,
@@ -169,6 +187,21 @@ impl<G: GpuApi> JobMemory<G> {
             launches.try_for_each(|frames| gpu.norm(&memory.block, &norm, frames, None))
         })
     }
+}
+
+/// The entries of a [`PoolOp`] for one launch after the other: at most `most`, and the parts of a frame in turn.
+fn pooled_launches(frames: &[PooledFrame<Offsets>], most: usize) -> Vec<Vec<PooledFrame<Offsets>>> {
+    let mut launches: Vec<Vec<PooledFrame<Offsets>>> = Vec::new();
+    for frame in frames {
+        let is_free = |launch: &&mut Vec<PooledFrame<Offsets>>| {
+            launch.len() < most && launch.iter().all(|other| other.into != frame.into)
+        };
+        match launches.last_mut().filter(is_free) {
+            Some(launch) => launch.push(*frame),
+            None => launches.push(vec![*frame]),
+        }
+    }
+    launches
 }
 
 /// A device with a GPU API. It states its facts and stores its weights itself; the rest is the same for all.
@@ -235,6 +268,8 @@ impl<B: GpuBackend> Execution for B {
             Op::BandedConv(op) => memory.banded_conv(self.api(), op, args, stop),
             Op::Normalise(op) => memory.normalise(self.api(), op, args, stop),
             Op::Attention(op) => memory.attention(self.api(), op, stop),
+            Op::Pool(op) => memory.pool(self.api(), op, stop),
+            Op::Add(op) => memory.add(self.api(), op, stop),
             Op::Load(_) | Op::Blend(_) | Op::Store(_) => {
                 Err(Error::Internal("an operation on host tensors was given to run".into()))
             }

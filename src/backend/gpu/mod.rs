@@ -12,8 +12,8 @@ mod staging;
 
 pub use api::{
     ConvBand, ConvLaunch, CopyDirection, Event, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchConv,
-    LaunchCopies, LaunchNorm, LaunchPixels, NextNorm, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
-    Queue, RowCopy, RowPitches, Spans, SplitFrames, TensorFrame, TensorPlace, U8Copy, U8Rows,
+    LaunchCopies, LaunchLevels, LaunchNorm, LaunchPixels, NextNorm, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf,
+    NormRows, Queue, RowCopy, RowPitches, Spans, SplitFrames, TensorFrame, TensorPlace, U8Copy, U8Rows,
 };
 pub use job::{GpuBackend, JobMemory};
 #[cfg(test)]

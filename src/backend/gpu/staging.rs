@@ -112,9 +112,11 @@ impl<G: GpuApi> Staging<G> {
     pub fn load(&mut self, gpu: &G, block: &G::Block, op: &LoadTensor, staging: u64) -> Result<()> {
         check_frame(op.from, op.batch, op.frame)?;
         let tensor = op.from.shape();
-        let (top, left) = (op.top.min(tensor.height - 1), op.left.min(tensor.width - 1));
-        let rows = (tensor.height - top).min(op.shape.height);
-        let area = PixelArea { top, left, rows, columns: (tensor.width - left).min(op.shape.width) };
+        let [top, left, rows, columns] =
+            [op.top, op.left, op.shape.height, op.shape.width].map(|length| length * op.patch);
+        let (top, left) = (top.min(tensor.height - 1), left.min(tensor.width - 1));
+        let rows = (tensor.height - top).min(rows);
+        let area = PixelArea { top, left, rows, columns: (tensor.width - left).min(columns) };
         if op.from.device() != TensorDevice::Cpu {
             return gpu.load(block, op, &in_place(op.from, op.batch, op.frame, area), &self.flags);
         }

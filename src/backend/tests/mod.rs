@@ -201,7 +201,7 @@ pub const SAME: Affine = Affine { mul: 1.0, add: 0.0 };
 
 /// A frame of a tensor as it is into a frame of activations.
 pub fn plain_load(from: &View, frame: u64, shape: FrameShape, into: DeviceOffset) -> LoadTensor<'_> {
-    LoadTensor { from, batch: 0, frame, top: 0, left: 0, map: SAME, channels: None, shape, into }
+    LoadTensor { from, batch: 0, frame, top: 0, left: 0, map: SAME, channels: None, patch: 1, shape, into }
 }
 
 /// A frame of activations as it is into a frame of a tensor.
@@ -215,6 +215,7 @@ pub fn plain_store(from: DeviceOffset, shape: FrameShape, into: &View, frame: u6
         sample: None,
         map: SAME,
         channels: None,
+        patch: 1,
         into,
         batch: 0,
         frame,

@@ -117,6 +117,8 @@ impl GpuBackend for Vulkan {
 impl DeviceFacts for Vulkan {
     const HOST_MEMORY: bool = false;
     const MAPS_CHANNELS: bool = false;
+    const POOLS: bool = true;
+    const PATCHES: bool = true;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

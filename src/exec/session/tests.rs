@@ -14,6 +14,7 @@ use crate::testing::{golden, overflowing};
 /// One direction of a model, and the shapes of its tensors. High enough for several bands.
 #[derive(Clone, Copy)]
 struct Case {
+    model: &'static str,
     direction: Direction,
     input: [u64; 5],
     output: [u64; 5],
@@ -25,11 +26,11 @@ const CLIP: [[u64; 5]; 2] = [[1, 3, 9, 80, 24], [1, 16, 3, 10, 3]];
 const STILL: [[u64; 5]; 2] = [[1, 3, 1, 144, 40], [1, 16, 1, 18, 5]];
 
 const fn decode([output, input]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Decode, input, output, cache, host_limit: 1 << 30 }
+    Case { model: "small", direction: Direction::Decode, input, output, cache, host_limit: 1 << 30 }
 }
 
 const fn encode([input, output]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
-    Case { direction: Direction::Encode, input, output, cache, host_limit: 1 << 30 }
+    Case { model: "small", direction: Direction::Encode, input, output, cache, host_limit: 1 << 30 }
 }
 
 /// What a run gave, and where it waited.
@@ -49,7 +50,7 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     settings.allow_tiles = false;
     let place = TensorDevice::Cuda(0);
     let make = Box::new(move |_: &Settings| HostGpu::new(seed, dropped));
-    let checkpoint = Checkpoint::open(&golden("small"))?;
+    let checkpoint = Checkpoint::open(&golden(case.model))?;
     let mut engine = Engine::open(place, &checkpoint, Allocators::default(), settings, make)?;
     let count = |shape: [u64; 5]| shape.iter().product::<u64>() as usize;
     let mut input: Vec<f32> = (0..count(case.input)).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
@@ -73,6 +74,14 @@ const CASES: [Case; 4] = [
     decode(CLIP, CacheFormat::U8),
 ];
 
+/// Models with shortcuts around levels: of video, with patches of pixels, and of images.
+const AROUND_LEVELS: [Case; 4] = [
+    Case { model: "families/wan22", ..decode([[1, 3, 9, 80, 48], [1, 48, 3, 5, 3]], CacheFormat::Exact) },
+    Case { model: "families/wan22", ..encode([[1, 3, 9, 80, 48], [1, 48, 3, 5, 3]], CacheFormat::Exact) },
+    Case { model: "families/qwen21", ..decode([[1, 4, 1, 144, 48], [1, 64, 1, 9, 3]], CacheFormat::Exact) },
+    Case { model: "families/qwen21", ..encode([[1, 4, 1, 144, 48], [1, 64, 1, 9, 3]], CacheFormat::Exact) },
+];
+
 /// The run with all memory, and runs within less and less, down to the least.
 fn within_limits(case: &Case, seed: u64, dropped: Option<WaitSite>) -> (Ran, Vec<Ran>) {
     let whole = run(case, None, 1, None).unwrap();
@@ -89,10 +98,10 @@ fn within_limits(case: &Case, seed: u64, dropped: Option<WaitSite>) -> (Ran, Vec
 #[test]
 fn every_limit_gives_the_bits_of_a_run_with_all_memory() {
     let mut texts = String::new();
-    for (seed, case) in (2..).zip(&CASES) {
+    for (seed, case) in (2..).zip(CASES.iter().chain(&AROUND_LEVELS)) {
         let (whole, runs) = within_limits(case, seed, None);
         assert!(whole.bits.iter().all(|bits| f32::from_bits(*bits).is_finite()));
-        assert!(!runs.is_empty(), "no limit of {:?}", case.direction);
+        assert!(!runs.is_empty(), "no limit of {} {:?}", case.model, case.direction);
         for found in runs {
             assert!(found.bits == whole.bits, "{:?}: {}", case.direction, found.text);
             texts += &found.text;

@@ -83,10 +83,12 @@ impl<'a> FileTensors<'a> {
 }
 
 /// Whether a tensor of shape `expected` may have shape `found` in a file. Some files have matrices as convolutions with
-/// kernel 1.
+/// kernel 1, and some have no axis of time where it would be 1.
 pub(super) fn same_shape(expected: &[u64], found: &[u64]) -> bool {
-    let matrix = expected.len() == 2 && found.len() <= 5;
-    found == expected || matrix && found.starts_with(expected) && found[2..].iter().all(|dim| *dim == 1)
+    let (most, least) = (expected.len().max(found.len()), expected.len().min(found.len()));
+    let kernel = |shape: &[u64]| shape[2..].iter().copied().filter(|dim| *dim != 1).collect::<Vec<u64>>();
+    let has_other_axes = most <= 5 && least >= 2 && most > least;
+    found == expected || has_other_axes && found[..2] == expected[..2] && kernel(found) == kernel(expected)
 }
 
 #[cfg(test)]
@@ -94,7 +96,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_matrices_may_have_trailing_ones() {
+    fn axes_of_length_one_may_be_missing_behind_the_channels() {
+        assert!(same_shape(&[4, 3, 1, 3, 3], &[4, 3, 3, 3]) && same_shape(&[4, 1, 1, 1], &[4, 1, 1]));
+        assert!(!same_shape(&[4, 3, 3, 3, 3], &[4, 3, 3, 3]) && !same_shape(&[4, 3, 1, 3], &[4, 3, 3, 1]));
         assert!(same_shape(&[4, 4], &[4, 4, 1, 1]) && same_shape(&[4, 4], &[4, 4, 1, 1, 1]));
         assert!(!same_shape(&[4, 4], &[4, 4, 1, 2]) && !same_shape(&[4, 4], &[4, 4, 1, 1, 1, 1]));
         assert!(!same_shape(&[4], &[4, 1]) && !same_shape(&[4, 4], &[4]) && !same_shape(&[4, 4], &[]));

@@ -195,6 +195,7 @@ impl Sizes {
                 latent_channels: *latent_channels,
                 space: 1 << (encoder.len() - 1),
                 time: 1,
+                patch: 1,
                 packing: 1,
             },
             latents: self.latents.clone(),

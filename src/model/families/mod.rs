@@ -6,6 +6,7 @@ pub mod kl2d;
 pub mod seedvr2;
 pub mod wan;
 pub mod wan21;
+pub mod wan22;
 
 use std::borrow::Cow;
 
@@ -35,7 +36,8 @@ pub struct PublishedModel {
 }
 
 /// A file that is nearest to two families is of the first.
-pub const FAMILIES: [&Family; 3] = [&seedvr2::FAMILY, &kl2d::FAMILY, &wan21::FAMILY];
+pub const FAMILIES: [&Family; 5] =
+    [&seedvr2::FAMILY, &kl2d::FAMILY, &wan21::FAMILY, &wan22::FAMILY, &wan22::QWEN_IMAGE];
 
 /// Where a checkpoint of a whole diffusion model has its autoencoder. No other tensor of such a file is read.
 pub const PREFIXES: [&str; 2] = ["first_stage_model.", "vae."];

@@ -81,6 +81,7 @@ impl Sizes {
                 latent_channels: *latent,
                 space: 1 << (channels.len() - 1),
                 time: 1 << temporal_levels,
+                patch: 1,
                 packing: 1,
             },
             latents: vec![LatentFormat {

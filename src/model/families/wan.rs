@@ -1,11 +1,46 @@
 //! What the families of Wan share: sizes, blocks, and the change of resolution and frame rate. Graphs have the authors'
 //! tensor names.
 
+use std::borrow::Cow;
+
 use super::blocks::{AttentionStyle, MAX_CHANNELS, MAX_LATENT, MAX_LEVELS, Style, frame_conv};
 use crate::model::checkpoint::FileTensors;
 use crate::model::geometry::Geometry;
 use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::safetensors::Check;
+
+/// The parts of names in diffusers' scheme, and what the authors have for them.
+const RENAMED: [(&str, &str); 9] = [
+    ("coder.mid_block.resnets.0.", "coder.middle.0."),
+    ("coder.mid_block.attentions.0.", "coder.middle.1."),
+    ("coder.mid_block.resnets.1.", "coder.middle.2."),
+    ("encoder.down_blocks.", "encoder.downsamples."),
+    ("coder.conv_in.", "coder.conv1."),
+    ("coder.norm_out.", "coder.head.0."),
+    ("coder.conv_out.", "coder.head.2."),
+    ("post_quant_conv.", "conv2."),
+    ("quant_conv.", "conv1."),
+];
+/// Those of a residual block.
+const RENAMED_IN_BLOCK: [(&str, &str); 5] = [
+    (".norm1.", ".residual.0."),
+    (".conv1.", ".residual.2."),
+    (".norm2.", ".residual.3."),
+    (".conv2.", ".residual.6."),
+    (".conv_shortcut.", ".shortcut."),
+];
+
+/// The authors' name of a tensor. `found`: it, where the level that a block is in is said already.
+pub fn authors_name<'a>(mut found: Cow<'a, str>, name: &str) -> Cow<'a, str> {
+    let in_block = ["_blocks.", ".mid_block.resnets."].iter().any(|block| name.contains(block));
+    let renamed = RENAMED_IN_BLOCK.iter().filter(|_| in_block).chain(&RENAMED);
+    for (from, to) in renamed {
+        if found.contains(from) {
+            found = Cow::Owned(found.replacen(from, to, 1));
+        }
+    }
+    found
+}
 
 /// Residual blocks of an encoder level. A decoder level has one more.
 pub const LAYERS: u64 = 2;
@@ -15,7 +50,7 @@ pub struct Sizes {
     /// Channels that the encoder's first convolution reads and the decoder's last one gives.
     pub pixel_channels: [u64; 2],
     pub latent_channels: u64,
-    /// Frames that a convolution over time sees.
+    /// Frames that a convolution over time sees. With one, each frame is an image of its own.
     pub time_kernel: u64,
     /// Both in the order of computation.
     pub encoder: Vec<Level>,
@@ -37,6 +72,11 @@ pub struct Resampling {
     pub time: bool,
 }
 
+/// `into`: channels behind the change of resolution, and whether it changes the frame rate.
+pub fn level(channels: u64, into: Option<(u64, bool)>) -> Level {
+    Level { channels, resampling: into.map(|(channels, time)| Resampling { channels, time }) }
+}
+
 /// The name of a level's block. The one behind the residual blocks is the change of resolution.
 pub type BlockName = fn(level: u64, block: u64) -> String;
 
@@ -56,18 +96,28 @@ impl Sizes {
         Ok(Sizes {
             pixel_channels: [pixels, outputs(tensors, "decoder.head.2", MAX_PIXEL)?],
             latent_channels: outputs(tensors, "conv2", MAX_LATENT)?,
-            time_kernel: tensors.dimension("decoder.head.2.weight", 2, "frames", 3)?,
+            // Without an axis of time it is a convolution of images.
+            time_kernel: match tensors.shape("decoder.head.2.weight")? {
+                [_, _, _, _] => 1,
+                _ => tensors.dimension("decoder.head.2.weight", 2, "frames", 3)?,
+            },
             encoder,
             decoder,
         })
     }
 
-    pub fn geometry(&self) -> Geometry {
+    /// Whether each frame is an image of its own. Convolutions over time then never run.
+    pub fn is_still(&self) -> bool {
+        self.time_kernel == 1
+    }
+
+    pub fn geometry(&self, patch: u64) -> Geometry {
         Geometry {
-            pixel_channels: self.pixel_channels[0],
+            pixel_channels: self.pixel_channels[0] / (patch * patch),
             latent_channels: self.latent_channels,
-            space: 1 << (self.encoder.len() - 1),
-            time: time_scale(&self.encoder),
+            space: patch << (self.encoder.len() - 1),
+            time: if self.is_still() { 1 } else { time_scale(&self.encoder) },
+            patch,
             packing: 1,
         }
     }
@@ -128,7 +178,7 @@ impl Sizes {
         let Some(resampling) = resampling else { return x };
         let name = block_name(level, LAYERS);
         let half = graph.conv(x, frame_conv(format!("{name}.resample.1"), SpaceAxis::HALVING), resampling.channels);
-        if !resampling.time {
+        if !resampling.time || self.is_still() {
             return half;
         }
         graph.conv(half, self.time_conv(&name, 2, FirstFrame::PassedAndRead), resampling.channels)
@@ -142,7 +192,7 @@ impl Sizes {
         }
         let Some(resampling) = resampling else { return x };
         let name = block_name(level, LAYERS + 1);
-        if resampling.time {
+        if resampling.time && !self.is_still() {
             let pairs = graph.conv(x, self.time_conv(&name, 1, FirstFrame::PassedAndHidden), 2 * channels);
             x = graph.unfold(pairs, 2, 1);
         }
@@ -162,14 +212,14 @@ impl Sizes {
 
 /// The levels of a side. Another one follows where its first block is there.
 fn levels(tensors: &FileTensors, block: BlockName, layers: u64) -> Check<Vec<Level>> {
-    let mut levels = vec![level(tensors, block, layers, 0)?];
+    let mut levels = vec![level_of(tensors, block, layers, 0)?];
     while levels[levels.len() - 1].resampling.is_some() && levels.len() < MAX_LEVELS as usize {
-        levels.push(level(tensors, block, layers, levels.len() as u64)?);
+        levels.push(level_of(tensors, block, layers, levels.len() as u64)?);
     }
     Ok(levels)
 }
 
-fn level(tensors: &FileTensors, block: BlockName, layers: u64, level: u64) -> Check<Level> {
+fn level_of(tensors: &FileTensors, block: BlockName, layers: u64, level: u64) -> Check<Level> {
     let convolution = |level: u64| format!("{}.residual.2", block(level, 0));
     let change = block(level, layers);
     let resampling = match tensors.has(&format!("{}.weight", convolution(level + 1))) {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::wan::{LAYERS, Level, Resampling, Sizes};
+use super::wan::{LAYERS, Sizes, authors_name, level};
 use super::{Family, LatentFormat, LatentScaling, Model, PublishedModel};
 use crate::model::graph::{Graph, GraphBuilder};
 
@@ -32,38 +32,8 @@ const LATENTS: LatentFormat = LatentFormat {
 };
 const LATENT_CHANNELS: u64 = 16;
 
-/// The parts of names in diffusers' scheme, and what the authors have for them.
-const RENAMED: [(&str, &str); 9] = [
-    ("coder.mid_block.resnets.0.", "coder.middle.0."),
-    ("coder.mid_block.attentions.0.", "coder.middle.1."),
-    ("coder.mid_block.resnets.1.", "coder.middle.2."),
-    ("encoder.down_blocks.", "encoder.downsamples."),
-    ("coder.conv_in.", "coder.conv1."),
-    ("coder.norm_out.", "coder.head.0."),
-    ("coder.conv_out.", "coder.head.2."),
-    ("post_quant_conv.", "conv2."),
-    ("quant_conv.", "conv1."),
-];
-/// Those of a residual block.
-const RENAMED_IN_BLOCK: [(&str, &str); 5] = [
-    (".norm1.", ".residual.0."),
-    (".conv1.", ".residual.2."),
-    (".norm2.", ".residual.3."),
-    (".conv2.", ".residual.6."),
-    (".conv_shortcut.", ".shortcut."),
-];
-
-/// The authors' name of a tensor.
 fn canonical(name: &str) -> Cow<'_, str> {
-    let mut found = up_block(name).map_or(Cow::Borrowed(name), Cow::Owned);
-    let in_block = ["_blocks.", ".mid_block.resnets."].iter().any(|block| name.contains(block));
-    let renamed = RENAMED_IN_BLOCK.iter().filter(|_| in_block).chain(&RENAMED);
-    for (from, to) in renamed {
-        if found.contains(from) {
-            found = Cow::Owned(found.replacen(from, to, 1));
-        }
-    }
-    found
+    authors_name(up_block(name).map_or(Cow::Borrowed(name), Cow::Owned), name)
 }
 
 /// diffusers numbers the decoder's blocks level by level.
@@ -89,10 +59,6 @@ fn decoder_block(level: u64, block: u64) -> String {
 }
 
 fn published() -> Sizes {
-    let level = |channels, into: Option<(u64, bool)>| Level {
-        channels,
-        resampling: into.map(|(channels, time)| Resampling { channels, time }),
-    };
     Sizes {
         pixel_channels: [3, 3],
         latent_channels: LATENT_CHANNELS,
@@ -116,7 +82,7 @@ pub fn model(sizes: &Sizes) -> Model {
     Model {
         family: &FAMILY,
         sizes: sizes.description(),
-        geometry: sizes.geometry(),
+        geometry: sizes.geometry(1),
         latents: if sizes.latent_channels == LATENT_CHANNELS { vec![LATENTS] } else { Vec::new() },
         encoder: encoder(sizes),
         decoder: decoder(sizes),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::recipes::{Recipes, TimeRule};
 use super::shapes::describe;
 use crate::ir::{CacheFormat, ConvLayout, Norm, Prologue, Window};
-use crate::model::graph::{Conv, FirstFrame, Graph, Node, NodeId, NodeOp, NormKind, SpaceAxis, TimeAxis};
-use crate::model::network::{Layer, LayerTensors, NamedWeights, NormTensors, Source};
+use crate::model::graph::{Conv, FirstFrame, Folding, Graph, Node, NodeId, NodeOp, NormKind, SpaceAxis, TimeAxis};
+use crate::model::network::{Layer, LayerTensors, LevelMap, LevelShortcut, NamedWeights, NormTensors, Source};
 
 /// A layer, and the node whose value it writes.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ pub struct Fused {
 }
 
 /// The layers of a graph, in its order.
-pub fn fuse(graph: &Graph, norm: Norm) -> Result<Vec<Fused>, String> {
-    let mut fuser =
-        Fuser { graph, norm, readers: graph.readers(), values: vec![None; graph.nodes().len()], layers: Vec::new() };
+pub fn fuse(graph: &Graph, norm: Norm, patch: u64) -> Result<Vec<Fused>, String> {
+    let (readers, values) = (graph.readers(), vec![None; graph.nodes().len()]);
+    let mut fuser = Fuser { graph, norm, patch, readers, values, layers: Vec::new() };
     for id in 0..graph.nodes().len() {
         fuser.visit(id)?;
     }
@@ -45,12 +45,17 @@ fn mark_statistics(layers: &mut [Fused]) -> Result<(), String> {
             _ => {}
         }
     }
-    Ok(())
+    match layers.iter().position(|fused| fused.layer.statistics && fused.layer.level.is_some()) {
+        Some(id) => Err(format!("layer {id} gathers statistics before it adds a value around a level")),
+        None => Ok(()),
+    }
 }
 
 struct Fuser<'a> {
     graph: &'a Graph,
     norm: Norm,
+    /// The geometry's.
+    patch: u64,
     readers: Vec<usize>,
     /// Of each node, where its value is found, if it is not fused away.
     values: Vec<Option<Source>>,
@@ -111,9 +116,9 @@ impl Fuser<'_> {
             | NodeOp::Attention
             | NodeOp::Unfold { .. }
             | NodeOp::Nearest { .. } => {}
-            NodeOp::FoldMean { .. } | NodeOp::RepeatUnfold { .. } | NodeOp::Patch { .. } | NodeOp::Unpatch { .. } => {
-                return self.refuse(id, "no backend computes it yet");
-            }
+            // The addition behind them looks back at them.
+            NodeOp::FoldMean(_) | NodeOp::RepeatUnfold(_) => {}
+            NodeOp::Patch { side } | NodeOp::Unpatch { side } => self.fuse_patch(id, *side)?,
         }
         Ok(())
     }
@@ -187,15 +192,34 @@ impl Fuser<'_> {
         Ok(())
     }
 
+    /// Loads and stores make patches.
+    fn fuse_patch(&mut self, id: NodeId, side: u64) -> Result<(), String> {
+        let (from, input) = (self.input_of(id), matches!(self.node(id).op, NodeOp::Patch { .. }));
+        let is_end = if input { from == 0 } else { id == self.graph.output() && self.readers[from] == 1 };
+        if side != self.patch || !is_end || self.values[from].is_none() {
+            return self.refuse(id, "patches are those of the geometry, at the side of the pixels");
+        }
+        self.values[id] = self.values[from];
+        Ok(())
+    }
+
+    fn is_folded(&self, id: NodeId) -> bool {
+        matches!(self.node(id).op, NodeOp::FoldMean(_) | NodeOp::RepeatUnfold(_))
+    }
+
     /// The addition becomes a part of the layer that computes one of its operands.
     fn fuse_addition(&mut self, id: NodeId) -> Result<(), String> {
         let operands = [self.node(id).inputs[0], self.node(id).inputs[1]];
+        let other_than = |main: NodeId| if operands[0] == main { operands[1] } else { operands[0] };
+        if let Some(folded) = operands.into_iter().find(|operand| self.is_folded(*operand)) {
+            return self.fuse_level(id, other_than(folded), folded);
+        }
         // The later one, so that the other is there when it is added.
         let Some(main) = operands.into_iter().filter(|operand| self.is_main(*operand)).max() else {
-            return self
-                .refuse(id, "no operand is a convolution that only this addition reads; no backend computes it yet");
+            let main = operands[0].max(operands[1]);
+            return self.fuse_level(id, main, other_than(main));
         };
-        let other = if operands[0] == main { operands[1] } else { operands[0] };
+        let other = other_than(main);
         let Some(Source::Layer(at)) = self.values[main] else { return self.refuse(id, "adds no layer's value") };
         let is_shortcut = self.is_absorbed(other);
         let from = if is_shortcut { self.input_of(other) } else { other };
@@ -215,6 +239,42 @@ impl Fuser<'_> {
         (layer.addend, *node) = (Some(addend), id);
         self.values[id] = Some(Source::Layer(at));
         Ok(())
+    }
+
+    /// The addition of a value from before a level, to what only the addition reads.
+    fn fuse_level(&mut self, id: NodeId, main: NodeId, around: NodeId) -> Result<(), String> {
+        let at = match self.values[main] {
+            Some(Source::Layer(at)) if self.readers[main] == 1 && self.layers[at].layer.level.is_none() => at,
+            _ => {
+                return self
+                    .refuse(id, "no operand is a layer's that only this addition reads; no backend computes it yet");
+            }
+        };
+        let from = if self.is_folded(around) { self.input_of(around) } else { around };
+        let (cin, cout) = (self.node(from).channels, self.node(around).channels);
+        let (map, folding, fits) = match self.node(around).op {
+            NodeOp::FoldMean(by) => (LevelMap::Mean, by, by.side == 2 && cout == cin * by.frames),
+            NodeOp::RepeatUnfold(by) => {
+                let fits = (cout * by.frames * by.side * by.side).is_multiple_of(cin);
+                (LevelMap::Repeat { side: by.side }, by, fits)
+            }
+            _ => (LevelMap::Repeat { side: 1 }, Folding { frames: 1, side: 1, still: false }, true),
+        };
+        if !fits || self.is_folded(around) && self.readers[around] != 1 {
+            return self.refuse(around, "no backend computes its channels, or it has other readers");
+        }
+        match self.values[from] {
+            Some(Source::Layer(from)) if from < at => {
+                let Folding { frames: parts, still, .. } = folding;
+                self.layers[at].layer.level = Some(LevelShortcut { from, map, parts, still });
+                self.layers[at].node = id;
+                self.values[id] = Some(Source::Layer(at));
+                Ok(())
+            }
+            Some(Source::Input) => self.refuse(id, "adds the input around a level; no backend computes it yet"),
+            Some(Source::Layer(_)) => self.refuse(id, "adds a value that is computed after the level"),
+            None => self.refuse(id, "adds a value that is fused away"),
+        }
     }
 
     fn layer(&self, id: NodeId, conv: &Conv) -> Result<Layer, String> {
@@ -265,6 +325,7 @@ impl Fuser<'_> {
             input: before.input,
             attends: before.attends,
             addend: None,
+            level: None,
             norm: before.norm,
             tensors,
             statistics: false,

@@ -31,7 +31,7 @@ use crate::ir::Norm;
 pub fn lower(graph: &Graph, direction: Direction, geometry: Geometry) -> Result<Network, String> {
     let norm = graph.norm().unwrap_or(Norm::Group { groups: 1 });
     let shapes = shapes::infer(graph)?;
-    let fused = fuse::fuse(graph, norm)?;
+    let fused = fuse::fuse(graph, norm, geometry.patch)?;
     let stages = stages::divide(&fused, &shapes)?;
     let layers = fused.into_iter().map(|fused| fused.layer).collect();
     Ok(Network::of_layers(layers, stages, NetworkFacts { direction, geometry, norm }))

@@ -51,8 +51,9 @@ pub fn infer(graph: &Graph) -> Result<Vec<Extent>, String> {
 fn of(node: &Node, Extent { space, time }: Extent) -> Extent {
     let (space_change, time_change) = match &node.op {
         NodeOp::Conv(conv) => ((1, conv.space.stride), (1, conv.time.stride)),
-        NodeOp::Unfold { frames, side } | NodeOp::RepeatUnfold { frames, side } => ((*side, 1), (*frames, 1)),
-        NodeOp::FoldMean { frames, side } => ((1, *side), (1, *frames)),
+        NodeOp::Unfold { frames, side } => ((*side, 1), (*frames, 1)),
+        NodeOp::RepeatUnfold(folding) => ((folding.side, 1), (folding.rate(), 1)),
+        NodeOp::FoldMean(folding) => ((1, folding.side), (1, folding.rate())),
         NodeOp::Nearest { side } | NodeOp::Unpatch { side } => ((*side, 1), (1, 1)),
         NodeOp::Patch { side } => ((1, *side), (1, 1)),
         NodeOp::Input | NodeOp::Norm { .. } | NodeOp::Silu | NodeOp::Add | NodeOp::Attention => ((1, 1), (1, 1)),
@@ -71,8 +72,8 @@ pub fn describe(graph: &Graph, id: NodeId) -> String {
         NodeOp::Attention => "attention".into(),
         NodeOp::Unfold { .. } => "unfolding".into(),
         NodeOp::Nearest { .. } => "nearest neighbour".into(),
-        NodeOp::FoldMean { .. } => "mean of folded channels".into(),
-        NodeOp::RepeatUnfold { .. } => "unfolding of repeated channels".into(),
+        NodeOp::FoldMean(_) => "mean of folded channels".into(),
+        NodeOp::RepeatUnfold(_) => "unfolding of repeated channels".into(),
         NodeOp::Patch { .. } => "patches".into(),
         NodeOp::Unpatch { .. } => "pixels of patches".into(),
     };

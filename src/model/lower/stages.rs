@@ -6,7 +6,7 @@ use crate::ir::LayerId;
 use crate::model::network::{Source, Stage};
 
 /// The stages of a network's layers. The schedule needs a chain: the first layer of a stage reads the last one of the
-/// stage before, and nothing else crosses from stage to stage.
+/// stage before, and nothing else crosses from stage to stage but shortcuts around levels.
 pub fn divide(layers: &[Fused], shapes: &[Extent]) -> Result<Vec<Stage>, String> {
     let mut stages: Vec<Stage> = Vec::new();
     for (id, fused) in layers.iter().enumerate() {

@@ -6,8 +6,8 @@ use super::recipes::{Pairs, Product, Recipes, TimeRule, pair_of};
 use super::*;
 use crate::ir::{Norm, Prologue, Window};
 use crate::model::families::seedvr2::Sizes;
-use crate::model::graph::{Conv, FirstFrame, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
-use crate::model::network::{Reader, Role, Source};
+use crate::model::graph::{Conv, FirstFrame, Folding, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use crate::model::network::{LevelMap, LevelShortcut, Reader, Role, Source};
 use crate::testing;
 
 const STILL: TimeRule = TimeRule::of(TimeAxis::POINT);
@@ -205,7 +205,7 @@ fn lowered(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> Result<Network, S
     let mut graph = GraphBuilder::new(4);
     let last = build(&mut graph);
     assert_eq!(last, graph.conv(last, same("last"), 4) - 1, "a graph ends with its last node");
-    let geometry = Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1, packing: 1 };
+    let geometry = Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1, patch: 1, packing: 1 };
     lower(&graph.finish(), Direction::Encode, geometry)
 }
 
@@ -260,6 +260,36 @@ fn what_no_backend_computes_is_refused_by_its_node() {
         graph.conv(norm, same("conv"), 4)
     });
     assert!(unread.contains("passes the input on to a norm of groups"), "{unread}");
+    let folding = Folding { frames: 2, side: 2, still: false };
+    let around = |channels: u64, folding: Folding| {
+        refused(&|graph| {
+            let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
+            let small =
+                graph.conv(x, conv("down", TimeAxis::halving(FirstFrame::AfterZeros), SpaceAxis::HALVING), channels);
+            let mean = graph.fold_mean(x, folding, channels);
+            graph.add(small, mean)
+        })
+    };
+    for text in [around(4, folding), around(16, folding)] {
+        assert!(text.contains("mean of folded channels") && text.contains("its channels"), "{text}");
+    }
+    let rate = around(4, Folding { frames: 1, ..folding });
+    assert!(rate.contains("differ in resolution or frame rate"), "{rate}");
+    let input = refused(&|graph| {
+        let small = graph.conv(GraphBuilder::INPUT, conv("down", TimeAxis::POINT, SpaceAxis::HALVING), 4);
+        let mean = graph.fold_mean(GraphBuilder::INPUT, Folding { frames: 1, ..folding }, 4);
+        graph.add(small, mean)
+    });
+    assert!(input.contains("adds the input around a level"), "{input}");
+    let statistics = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
+        let small = graph.conv(x, conv("down", TimeAxis::POINT, SpaceAxis::HALVING), 4);
+        let mean = graph.fold_mean(x, Folding { frames: 1, ..folding }, 4);
+        let sum = graph.add(small, mean);
+        let norm = graph.norm(sum, "norm", NormKind::Group { groups: 4, epsilon: 1e-6 });
+        graph.conv(norm, same("conv"), 4)
+    });
+    assert!(statistics.contains("gathers statistics"), "{statistics}");
     let patches = refused(&|graph| graph.patch(GraphBuilder::INPUT, 2));
     assert!(patches.contains("node 1 (patches)"), "{patches}");
     let nearest = refused(&|graph| graph.nearest(GraphBuilder::INPUT, 3));
@@ -310,6 +340,41 @@ fn stages_are_runs_of_one_resolution_and_rate() {
             }
         );
     }
+}
+
+/// A value goes around a level by an edge of the layer behind it, and is computed again by nobody.
+#[test]
+fn shortcuts_around_levels_are_edges_across_stages() {
+    let network = lowered(|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, conv("first", ZEROS.axis, SpaceAxis::SAME), 8);
+        let half = graph.conv(x, conv("down", TimeAxis::POINT, SpaceAxis::HALVING), 16);
+        let half = graph.conv(half, conv("half", PASS_HALVE.axis, SpaceAxis::POINT), 16);
+        let mean = graph.fold_mean(x, Folding { frames: 2, side: 2, still: false }, 16);
+        let x = graph.add(half, mean);
+        let norm = graph.norm(x, "norm", NormKind::Pixel { trailing_axes: 3 });
+        let inner = graph.conv(norm, conv("body", ZEROS.axis, SpaceAxis::SAME), 16);
+        let inner = graph.add(x, inner);
+        let x = graph.add(inner, x);
+        let large = graph.nearest(x, 2);
+        let large = graph.conv(large, conv("up", TimeAxis::POINT, SpaceAxis::SAME), 8);
+        let repeated = graph.repeat_unfold(x, Folding { frames: 1, side: 2, still: false }, 8);
+        graph.add(repeated, large)
+    })
+    .unwrap();
+    let levels: Vec<_> = network.layers.iter().map(|layer| layer.level.map(|level| (level.from, level.map))).collect();
+    let repeat = |side| LevelMap::Repeat { side };
+    assert_eq!(levels, [None, None, Some((0, LevelMap::Mean)), Some((2, repeat(1))), Some((3, repeat(2))), None]);
+    assert_eq!(network.layers[3].addend, Some(Source::Layer(2)));
+    assert_eq!([0, 2, 3].map(|layer| network.added_around(layer).to_vec()), [[2], [3], [4]]);
+    assert!((0..5).all(|layer| !network.may_stream(layer)));
+    let level = network.layers[2].level.unwrap();
+    assert_eq!([0, 1, 2, 3].map(|frame| (level.part(frame), level.smaller(frame))), [(1, 0), (0, 1), (1, 1), (0, 2)]);
+    assert_eq!([0, 1, 2].map(|frame| level.oldest(frame)), [0, 1, 3]);
+    let still = LevelShortcut { still: true, ..level };
+    assert_eq!(
+        [0, 1, 2].map(|frame| (still.part(frame), still.smaller(frame), still.oldest(frame))),
+        [(1, 0, 0), (1, 1, 1), (1, 2, 2)]
+    );
 }
 
 /// The questions that the planner asks, on a network whose answers are known.

@@ -50,7 +50,7 @@ impl<'a> BufferBytes<'a> {
                     self.least_band_offset = self.least_band_offset.max(least);
                 }
             }
-            Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Blend(_) | Op::Store(_) => {}
+            Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Pool(_) | Op::Add(_) | Op::Blend(_) | Op::Store(_) => {}
         }
     }
 

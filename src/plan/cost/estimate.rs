@@ -122,6 +122,9 @@ impl CostModel<'_> {
             // Bound by its products, or by reading its input where it has few outputs.
             Op::Conv(conv) => (computing.max(self.passes(conv.input, conv.frames.len())), 0),
             Op::Normalise(norm) => (self.passes(norm.shape, norm.frames.len()), 0),
+            Op::Pool(pool) => (self.passes(pool.input, pool.frames.len()), 0),
+            // It reads the addend beside its pass.
+            Op::Add(add) => (self.passes(add.shape, add.frames.len()) + self.passes(add.addend(), add.frames.len()), 0),
             // Readers wait for it in [`WeightArrivals`].
             Op::Fetch(fetch) => {
                 (0.0, self.target.fetched_bytes(&self.network.layers[fetch.layer].layout, fetch.into.slabs))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::ir::{
     CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
 };
-use crate::model::{Layer, Network};
+use crate::model::{Layer, LevelMap, Network};
 use crate::plan::exclusions::Choices;
 use crate::plan::policy::{Form, LayerPolicy, Memory, Placement, Representation, SchedulePolicy};
 use crate::reserve;
@@ -112,6 +112,8 @@ pub struct FrameSizes {
     pub inputs: Vec<FrameShape>,
     /// Bytes of each layer's output.
     pub outputs: Vec<u64>,
+    /// Bytes of the means that are added to each layer's output around a level.
+    pub pooled: Vec<Option<u64>>,
     /// Bytes of each layer's normalised input, if an operation of its own makes it.
     pub normalised: Vec<Option<u64>>,
     /// Each layer's partial sums, if they replace its causal cache.
@@ -133,6 +135,11 @@ impl FrameSizes {
         let inputs = network.input_shapes(input);
         let layers = || network.layers.iter().zip(&inputs);
         let outputs = layers().map(|(layer, shape)| target.frame_bytes(layer.output_shape(*shape)));
+        let pooled = layers().map(|(layer, shape)| {
+            let is_mean = layer.level.is_some_and(|level| level.map == LevelMap::Mean);
+            is_mean.then(|| target.frame_bytes(layer.output_shape(*shape)))
+        });
+        let pooled = pooled.collect();
         let normalised = layers().map(|(layer, shape)| {
             let fused = target.profile.fuses_norm || target.sizes.normalises_itself(&layer.layout);
             (layer.layout.prologue != Prologue::None && !fused).then(|| target.frame_bytes(*shape))
@@ -165,6 +172,7 @@ impl FrameSizes {
             input_bytes: target.frame_bytes(input),
             outputs: outputs.collect(),
             kept: kept.collect(),
+            pooled,
             normalised,
             partial_sums,
             statistics: target.statistics_bytes(),
@@ -187,6 +195,7 @@ impl FrameSizes {
         };
         grow(&mut self.input_bytes, larger.input_bytes);
         self.outputs.iter_mut().zip(&larger.outputs).for_each(|(own, other)| grow(own, *other));
+        self.pooled.iter_mut().zip(&larger.pooled).for_each(grow_part);
         self.normalised.iter_mut().zip(&larger.normalised).for_each(grow_part);
         self.cached
             .iter_mut()

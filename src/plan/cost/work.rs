@@ -28,7 +28,7 @@ pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
         Op::Conv(conv) => layer_work(network, conv.layer, conv.input).saturating_mul(conv.frames.len() as u64),
         Op::BandedConv(conv) => layer_work(network, conv.layer, conv.input).saturating_mul(conv.frames.len() as u64),
         Op::Attention(attention) => attention_work(attention.shape).saturating_mul(attention.frames.len() as u64),
-        Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Blend(_) | Op::Store(_) => 0,
+        Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Pool(_) | Op::Add(_) | Op::Blend(_) | Op::Store(_) => 0,
     }
 }
 

@@ -5,7 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
+use super::around::new_queue;
+use super::layer_cache::{FrameQueue, LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{
@@ -100,7 +101,7 @@ impl Kept {
     }
 
     /// Frames that are kept are pooled: they form a ring, and each takes the slot of the one it replaces.
-    fn slot_kind(self, frame: u64) -> SlotKind {
+    pub fn slot_kind(self, frame: u64) -> SlotKind {
         if self.has(frame) { SlotKind::Pooled } else { SlotKind::Packed }
     }
 }
@@ -146,6 +147,8 @@ pub struct Emitter {
     pub weights: WeightFetcher,
     /// Of each layer, input frames that wait for its first output: where a range begins within a clip.
     waiting: Vec<Vec<SlotRef>>,
+    /// Of each layer, what waits to be added to its outputs around a level.
+    pub around: Vec<FrameQueue>,
 }
 
 impl Emitter {
@@ -158,17 +161,24 @@ impl Emitter {
         let caches = (0..network.layers.len()).map(new_cache).collect();
         let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
         let waiting = vec![Vec::new(); network.layers.len()];
-        Emitter { facts: Arc::new(facts), caches, weights, waiting }
+        let around = (0..network.layers.len()).map(|layer| new_queue(network, cone, layer)).collect();
+        Emitter { facts: Arc::new(facts), caches, weights, waiting, around }
     }
 
     /// Drops all caches.
     pub fn clear(&mut self, arenas: &mut Arenas) {
         self.caches.iter_mut().for_each(|cache| cache.clear(arenas));
         self.waiting.iter_mut().for_each(|inputs| drop_frames(inputs.drain(..), arenas));
+        self.around.iter_mut().for_each(|queue| queue.drop_before(None, &mut arenas.device));
     }
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.
     pub fn head(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
+        let outputs = self.head_alone(of, to);
+        self.add_around(of, outputs, to)
+    }
+
+    fn head_alone(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
         let mut outputs = Vec::with_capacity(of.frames.clone().count());
         outputs.extend(self.passed_output(of, &mut to.arenas.device));
         let of = &LayerOutputs { frames: of.frames.start + outputs.len() as u64..of.frames.end, ..of.clone() };
@@ -241,11 +251,11 @@ impl Emitter {
             if !consumed {
                 drop_frames(waited, to.arenas);
             }
-            return outputs.into_iter().map(FrameRef::Resident).collect();
+            return self.add_around(of, outputs.into_iter().map(FrameRef::Resident).collect(), to);
         }
         let outputs = self.conv_banded(of, Inputs { frames, consumed }, to);
         drop_frames(if consumed { frames } else { &waited }.iter().copied(), to.arenas);
-        outputs
+        self.add_around(of, outputs, to)
     }
 
     /// Adds frames to the inputs that a layer has queued, normalised if an operation of its own does that. A frame that

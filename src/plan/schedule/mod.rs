@@ -2,6 +2,7 @@
 //!
 //! Owns work items and the queue of operations. Knows the policy; does not choose it.
 
+mod around;
 mod emit;
 mod emit_banded;
 mod layer_cache;

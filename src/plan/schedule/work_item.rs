@@ -312,7 +312,9 @@ impl WorkItem {
         self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
         let frames = vec![Vec::new(); layers.layers.len()];
         let mut values = ChunkValues { head: layers.head(), frames, kept: self.kept_outputs(&chunk) };
-        *values.of(layers.head()) = self.head(&chunk, values.kept[0], to);
+        let made = self.head(&chunk, values.kept[0], to);
+        self.emitter.hand_around(layers.head(), chunk.frames.clone(), &made, to);
+        *values.of(layers.head()) = made;
         for layer in layers.body() {
             self.body_layer(layer, &chunk, &mut values, to);
         }
@@ -370,6 +372,7 @@ impl WorkItem {
         let from = layer_of(own.input);
         if !values.of(from).is_empty() {
             let frames = facts.cone.outputs(layer, &chunk.frames);
+            let made = frames.clone();
             let added = own.addend.map(|source| values.last_frames(source, frames.clone().count()));
             let outputs = LayerOutputs {
                 added: added.as_deref(),
@@ -388,6 +391,7 @@ impl WorkItem {
                     *values.of(from) = input;
                 }
             }
+            self.emitter.hand_around(layer, made, values.of(layer), to);
         }
         let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
         for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
@@ -426,10 +430,13 @@ impl WorkItem {
                 Role::Residual if facts.sizes.adds_in_place => kept[reader.layer - stage.head()],
                 Role::Residual | Role::Shortcut => Kept::None,
             };
-            kept[layer - stage.head()] = match layer {
+            let read = match layer {
                 last if last == stage.last() => self.kept_by_next_stage(chunk.stage),
                 _ => network.readers(layer).iter().map(of_reader).min().unwrap_or(Kept::None),
             };
+            // What waits to be added around a level may do so for long.
+            let waits = !network.added_around(layer).is_empty();
+            kept[layer - stage.head()] = read.min(if waits { self.outlives_turn() } else { Kept::None });
         }
         kept
     }

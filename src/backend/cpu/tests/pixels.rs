@@ -1,6 +1,7 @@
 //! Loads and stores of host tensors of every type and layout; blends of tiles.
 
 use super::*;
+use crate::backend::tests::{plain_load, plain_store};
 use crate::ir::{Affine, DType, Fades, Posterior, Shape, TensorDevice, View};
 
 /// A host tensor and its memory.
@@ -99,7 +100,8 @@ fn loads_from_every_layout_in(precision: Precision) {
                 let into = DeviceOffset(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
-                let op = LoadTensor { from: &view, batch: 1, frame: 1, top, left, map, channels: None, shape, into };
+                let (batch, frame, channels, patch) = (1, 1, None, 1);
+                let op = LoadTensor { from: &view, batch, frame, top, left, map, channels, patch, shape, into };
                 cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
                 for (i, got) in read(&cpu, &memory, into.0, shape, 0).into_iter().enumerate() {
                     let i = i as u64;
@@ -107,6 +109,35 @@ fn loads_from_every_layout_in(precision: Precision) {
                     assert_eq!(got, rounded(precision, host.get([1, i % 3, 1, y, x]) * 0.5 - 3.0));
                 }
             }
+        }
+    }
+}
+
+/// Pixels of patches have the channels of the definition, and come back as they were. The image ends within a patch.
+#[test]
+fn patches_are_channels_of_activations() {
+    for precision in PRECISIONS {
+        let cpu = cpu_in(precision, Instructions::Auto, 2);
+        let shape = FrameShape::new(3, 4, 12);
+        let mut host = HostTensor::new(Shape::new(1, 3, 1, 5, 7), DType::F32, PLANAR, &[]);
+        (0..3 * 5 * 7).for_each(|i| host.set([0, i / 35, 0, i / 7 % 5, i % 7], i as f32));
+        let mut arena = GuardedFrames::new(&cpu);
+        let into = DeviceOffset(arena.reserve(cpu.frame_bytes(shape, 0)));
+        let mut memory = arena.build();
+        let (view, back) = (host.view(), HostTensor::new(host.shape, DType::F32, INTERLEAVED, &[]));
+        let load = LoadTensor { patch: 2, ..plain_load(&view, 0, shape, into) };
+        cpu.load(&mut memory, &load, &Buffers::default(), &mut || false).unwrap();
+        for (i, found) in (0..).zip(read(&cpu, &memory, into.0, shape, 0)) {
+            let (channel, x, y) = (i % 12, i / 12 % 4, i / 48);
+            let (c, column, row) = (channel / 4, channel / 2 % 2, channel % 2);
+            assert_eq!(found, host.get([0, c, 0, (2 * y + row).min(4), (2 * x + column).min(6)]));
+        }
+        let view = back.view();
+        let store = StoreTensor { patch: 2, ..plain_store(into, shape, &view, 0) };
+        cpu.store(&mut memory, &store, &Buffers::default()).unwrap();
+        for i in 0..3 * 5 * 7 {
+            let at = [0, i / 35, 0, i / 7 % 5, i % 7];
+            assert_eq!(back.get(at), host.get(at));
         }
     }
 }
@@ -145,6 +176,7 @@ fn stores_into_every_layout_in(precision: Precision) {
                         sample,
                         map,
                         channels: None,
+                        patch: 1,
                         into: &view,
                         batch,
                         frame,

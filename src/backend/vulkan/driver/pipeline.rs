@@ -19,6 +19,8 @@ pub enum Shader {
     Load(Precision),
     Store(Precision),
     Blend(Precision),
+    Pool(Precision),
+    Add(Precision),
     Finalize,
     CopyRows,
 }
@@ -47,6 +49,8 @@ impl Shader {
             Shader::Load(precision) => by_precision!(precision, "load"),
             Shader::Store(precision) => by_precision!(precision, "store"),
             Shader::Blend(precision) => by_precision!(precision, "blend"),
+            Shader::Pool(precision) => by_precision!(precision, "pool"),
+            Shader::Add(precision) => by_precision!(precision, "add"),
             Shader::Finalize => include_bytes!("../shaders/spirv/finalize.spv"),
             Shader::CopyRows => include_bytes!("../shaders/spirv/copy_rows.spv"),
         }

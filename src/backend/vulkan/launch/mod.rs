@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod copies;
+mod levels;
 mod norm;
 mod params;
 mod pixels;

@@ -176,7 +176,8 @@ pub struct LoadParams {
     pub channels: i32,
     pub mul: f32,
     pub add: f32,
-    pub unused: i32,
+    /// Rows and columns of the tensor that are one pixel.
+    pub patch: i32,
 }
 
 #[repr(C)]
@@ -199,6 +200,8 @@ pub struct StoreParams {
     pub seed_high: u32,
     pub batch: u32,
     pub frame: u32,
+    pub patch: i32,
+    pub unused: i32,
 }
 
 #[repr(C)]
@@ -218,6 +221,55 @@ pub struct BlendParams {
     pub clear: i32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct PooledFrame {
+    pub from: u64,
+    pub into: u64,
+    pub part: u32,
+    pub clear: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct PoolParams {
+    pub height: i32,
+    pub width: i32,
+    pub input_width: i32,
+    pub input_channels: i32,
+    pub out_channels: i32,
+    pub channels: i32,
+    pub parts: i32,
+    pub unused: i32,
+    pub frame: [PooledFrame; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct AddedFrame {
+    pub x: u64,
+    pub addend: u64,
+    pub target: u64,
+    pub part: u32,
+    pub unused: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct AddParams {
+    pub height: i32,
+    pub width: i32,
+    pub channels: i32,
+    pub out_channels: i32,
+    pub addend_width: i32,
+    pub addend_channels: i32,
+    pub side: i32,
+    pub parts: i32,
+    pub repeats: i32,
+    pub unused: i32,
+    pub frame: [AddedFrame; MAX_FRAMES],
+}
+
 /// Without padding, so that every byte is one of a field.
 const _: () = {
     assert!(size_of::<Source>() == 48 && size_of::<Term>() == 24 && size_of::<OutFrame>() == 128);
@@ -228,5 +280,6 @@ const _: () = {
     assert!(size_of::<CopyParams>() == 24 + MAX_FRAMES * 24);
     assert!(size_of::<CacheParams>() == 40 + MAX_FRAMES * 16);
     assert!(size_of::<Strided>() == 48 && size_of::<LoadParams>() == 48 + 16 + 24);
-    assert!(size_of::<StoreParams>() == 48 + 32 + 48 && size_of::<BlendParams>() == 64);
+    assert!(size_of::<PoolParams>() == 32 + MAX_FRAMES * 24 && size_of::<AddParams>() == 40 + MAX_FRAMES * 32);
+    assert!(size_of::<StoreParams>() == 48 + 32 + 56 && size_of::<BlendParams>() == 64);
 };

@@ -51,7 +51,7 @@ impl LaunchPixels for Launcher {
             channels: channel_stride(op.shape.channels) as i32,
             mul: op.map.mul,
             add: op.map.add,
-            unused: 0,
+            patch: op.patch as i32,
         };
         let size = rows_size(op.shape.height, op.shape.width);
         // SAFETY: the kernel's parameters. All regions were checked, and blocks wait for the queues.
@@ -89,6 +89,8 @@ impl LaunchPixels for Launcher {
                 seed_high: (seed >> 32) as u32,
                 batch: op.clip as u32,
                 frame: op.clip_frame as u32,
+                patch: op.patch as i32,
+                unused: 0,
             }
         };
         let data = op.divide.map_or(Vec::new(), fade_bytes);

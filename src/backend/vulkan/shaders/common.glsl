@@ -50,13 +50,19 @@ vec4 load4(uint64_t address) { return Float4(address).value; }
 void store4(uint64_t address, vec4 x) { Float4(address).value = x; }
 void store2(uint64_t address, vec2 x) { Float2(address).value = x; }
 vec2 load2(uint64_t address) { return Float2(address).value; }
+float load1(uint64_t address) { return Float(address).value; }
+void store1(uint64_t address, float x) { Float(address).value = x; }
 #else
 #define ELEMENT_BYTES 2u
 #if defined(VVAE_BF16)
+float load1(uint64_t address) { return uintBitsToFloat(uint(Short(address).value) << 16); }
+void store1(uint64_t address, float x) { Short(address).value = uint16_t(bfloat_of(x)); }
 uint pack(vec2 x) { return bfloat_of(x.x) | bfloat_of(x.y) << 16; }
 vec2 unpack(uint pair) { return vec2(uintBitsToFloat(pair << 16), uintBitsToFloat(pair & 0xffff0000u)); }
 float rounded(float x) { return uintBitsToFloat(bfloat_of(x) << 16); }
 #else
+float load1(uint64_t address) { return from_half(uint(Short(address).value)); }
+void store1(uint64_t address, float x) { Short(address).value = uint16_t(half_of(x)); }
 uint pack(vec2 x) { return half_of(x.x) | half_of(x.y) << 16; }
 vec2 unpack(uint pair) { return unpackHalf2x16(pair); }
 float rounded(float x) { return unpackHalf2x16(half_of(x)).x; }

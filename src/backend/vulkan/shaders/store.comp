@@ -17,6 +17,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Sto
     float mul, add;
     uint seed_low, seed_high;
     uint batch, frame;
+    int patch_side;  // as in LoadParams
+    int unused;
 };
 layout(local_size_x = 256) in;
 layout(push_constant, scalar) uniform Push { StoreParams p; };
@@ -91,15 +93,17 @@ float normal(uint x, uint y, uint last) {
 void main() {
     const uint x = gl_GlobalInvocationID.x, y = gl_WorkGroupID.y;
     if (x >= p.into.width) return;
-    const uint64_t from = p.from + (uint64_t(y) * p.width + x) * p.channels * ELEMENT_BYTES;
+    const uint row = y / p.patch_side, column = x / p.patch_side;  // of activations
+    const uint64_t from = p.from + (uint64_t(row) * p.width + column) * p.channels * ELEMENT_BYTES;
     float scale = 1.0;
     if (p.rows != 0) {
-        const float fade = Float(p.rows + uint64_t(y) * 4).value * Float(p.columns + uint64_t(x) * 4).value;
+        const float fade = Float(p.rows + uint64_t(row) * 4).value * Float(p.columns + uint64_t(column) * 4).value;
         scale = 1.0 / max(fade, 1e-6);
     }
     bool finite = true;
     for (int c = 0; c < p.into.channels; ++c) {
-        precise float value = channel_of(from, p.channel + c) * scale;
+        const int channel = (c * p.patch_side + int(x) % p.patch_side) * p.patch_side + int(y) % p.patch_side;
+        precise float value = channel_of(from, p.channel + channel) * scale;
         // Comparisons, not min and max: NaN stays NaN.
         if (value < p.clamp_low) value = p.clamp_low;
         if (value > p.clamp_high) value = p.clamp_high;

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::ir::{
-    Access, BandPart, BandShape, BandSource, BandedConvOp, CacheFormat, ConvLayout, ConvOp, DeviceProfile,
+    Access, AddedFrame, BandPart, BandShape, BandSource, BandedConvOp, CacheFormat, ConvLayout, ConvOp, DeviceProfile,
     FetchedWeights, FrameRef, FrameShape, LayerId, Op, PartialSumsSize, Place, Prologue, Rates, Sizes, Window,
 };
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
@@ -158,13 +158,18 @@ pub struct Symbols {
     pub partial_sums: HashMap<u64, VecDeque<Sum>>,
 }
 
-/// An operation writes what it says. A blend after the first says that it reads what it adds to.
+/// An operation writes what it says. One that adds to a frame, or fills a part of it, says that it reads it.
 fn check_writes(op: &Op<Slots>, written: &[Place<Slots>]) {
-    let adds = matches!(op, Op::Blend(blend) if !blend.clear);
+    let adds = |place: &Place<Slots>| match op {
+        Op::Blend(blend) => !blend.clear,
+        Op::Pool(pool) => pool.frames.iter().any(|frame| !frame.clear && *place == Place::Device(frame.into)),
+        _ => false,
+    };
     let mut said: Vec<Place<Slots>> = Vec::new();
     op.each_value(|place, _, access| said.extend((access == Access::Write).then_some(place)));
-    let same = said.len() == written.len() && said.iter().all(|place| written.contains(place));
-    assert!(same || adds && said.is_empty(), "{said:?} is not {written:?}: {op:?}");
+    let known = said.iter().all(|place| written.contains(place));
+    let same = known && written.iter().all(|place| said.contains(place) || adds(place));
+    assert!(same && said.len() <= written.len(), "{said:?} is not {written:?}: {op:?}");
 }
 
 /// What an operation writes on the device, and in host memory.
@@ -194,6 +199,20 @@ impl Symbols {
             }
             Op::Attention(op) => {
                 (op.frames.iter().map(|(from, to)| (*to, hash(("attention", at(*from))))).collect(), vec![])
+            }
+            Op::Pool(op) => {
+                let mut pooled: Vec<(Slot, u64)> = Vec::new();
+                for frame in &op.frames {
+                    let before = pooled.iter().position(|(slot, _)| *slot == frame.into);
+                    let old = before.map(|at| pooled.remove(at).1).or_else(|| (!frame.clear).then(|| at(frame.into)));
+                    pooled.push((frame.into, hash(("mean", old, frame.part, at(frame.from)))));
+                }
+                (pooled, vec![])
+            }
+            Op::Add(op) => {
+                let sum =
+                    |frame: &AddedFrame<Slots>| hash(("sum", op.repeat, at(frame.x), frame.part, at(frame.addend)));
+                (op.frames.iter().map(|frame| (frame.out, sum(frame))).collect(), vec![])
             }
             Op::Blend(op) => {
                 let before = if op.clear { 0 } else { at(op.into) };

@@ -2,8 +2,8 @@
 
 use super::symbols::hash;
 use super::*;
-use crate::ir::CacheFormat;
-use crate::model::{Source, pair_of};
+use crate::ir::{CacheFormat, Repeat};
+use crate::model::{LevelMap, LevelShortcut, Source, pair_of};
 
 impl Request {
     fn with_u8_caches(self) -> Request {
@@ -42,6 +42,36 @@ fn layer_outputs(
     outputs.map(output).collect()
 }
 
+/// Adds what goes around a level to a layer's output frames, by definition.
+fn add_around(network: &Network, layer: usize, level: &LevelShortcut, from: &Contents, made: &mut Contents) {
+    let (parts, cout) = (level.parts as usize, |layer: usize| network.layers[layer].layout.cout);
+    // The frame of the value that is a part of frame t.
+    let source = |t: usize, part: usize| match level.still {
+        true => (part == parts - 1).then_some(t),
+        false => (parts * t + part).checked_sub(parts - 1),
+    };
+    for (f, content) in made.iter_mut().enumerate() {
+        let (repeat, part, addend) = match level.map {
+            LevelMap::Mean => {
+                let mean = |before: Option<u64>, part: usize| match source(f, part) {
+                    Some(frame) => Some(hash(("mean", before, part as u64, from[frame]))),
+                    None => before,
+                };
+                let repeat = Repeat { channels: cout(layer), side: 1, parts: 1 };
+                (repeat, 0, (0..parts).fold(None, mean).unwrap())
+            }
+            LevelMap::Repeat { side } => {
+                let repeat = Repeat { channels: cout(level.from), side, parts: level.parts };
+                let is_of = |(t, part): &(usize, usize)| source(*t, *part) == Some(f);
+                let all = (0..=f).flat_map(|t| (0..parts).map(move |part| (t, part)));
+                let (t, part) = all.into_iter().find(is_of).unwrap();
+                (repeat, part as u64, from[t])
+            }
+        };
+        *content = hash(("sum", repeat, *content, part, addend));
+    }
+}
+
 /// A network's output frames by definition.
 fn defined_outputs(network: &Network, inputs: Contents) -> Contents {
     let mut outputs: Vec<Contents> = Vec::new();
@@ -58,7 +88,10 @@ fn defined_outputs(network: &Network, inputs: Contents) -> Contents {
         }
         let added = layer.addend.map(value);
         let (shortcut, residual) = if layer.layout.shortcut.is_some() { (added, None) } else { (None, added) };
-        let made = layer_outputs(network, id, input, shortcut, residual);
+        let mut made = layer_outputs(network, id, input, shortcut, residual);
+        if let Some(level) = layer.level {
+            add_around(network, id, &level, &outputs[level.from], &mut made);
+        }
         outputs.push(made);
     }
     outputs.pop().unwrap()

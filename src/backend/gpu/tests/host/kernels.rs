@@ -11,9 +11,9 @@ use crate::backend::cpu::{Cpu, CpuMemory};
 use crate::backend::gpu::{NormOf, RowSizes, TensorFrame, U8Copy, U8Rows, output_rows};
 use crate::backend::{Diagnosis, Execution, JobAllocation, NonFinite, Precision, RunArgs};
 use crate::ir::{
-    Affine, AttentionOp, BlendTile, Buffers, CacheFormat, ConvFrame, ConvLayout, ConvOp, DeviceOffset, Fades,
-    FrameShape, LoadTensor, Offsets, Op, PartialSums, PinnedBytes, Posterior, Prologue, Shape, Sizes, SplitColumns,
-    StoreTensor, TensorDevice, Term, View, Window,
+    AddOp, AddedFrame, Affine, AttentionOp, BlendTile, Buffers, CacheFormat, ConvFrame, ConvLayout, ConvOp,
+    DeviceOffset, Fades, FrameShape, LoadTensor, Offsets, Op, PartialSums, PinnedBytes, PoolOp, PooledFrame, Posterior,
+    Prologue, Shape, Sizes, SplitColumns, StoreTensor, TensorDevice, Term, View, Window,
 };
 
 /// Rows beside a band that its frames have room for: whole squares of the CPU's convolutions.
@@ -283,6 +283,58 @@ pub fn attention(cpu: &Cpu, block: &SharedBytes, op: &AttentionOp<Offsets>) {
     }
 }
 
+/// The frames of an operation on whole frames, in memory of the CPU: all are brought there, and `outputs` back.
+fn on_cpu(
+    cpu: &Cpu,
+    block: &SharedBytes,
+    frames: &[(DeviceOffset, FrameShape)],
+    outputs: &[DeviceOffset],
+    op: impl FnOnce(&dyn Fn(DeviceOffset) -> DeviceOffset) -> Op<Offsets>,
+) {
+    let mut places = Frames { end: 0 };
+    let mut at: Vec<(DeviceOffset, FrameShape, DeviceOffset)> = Vec::new();
+    for (frame, shape) in frames {
+        if at.iter().all(|(known, ..)| known != frame) {
+            at.push((*frame, *shape, places.take(HostSizes.data_bytes(*shape))));
+        }
+    }
+    let mut memory = memory(cpu, places.end);
+    at.iter().for_each(|(frame, shape, to)| put(&mut memory, *to, &read(block, frame.0, HostSizes.data_bytes(*shape))));
+    let place =
+        |frame: DeviceOffset| at.iter().find(|(known, ..)| *known == frame).expect("a frame of the operation").2;
+    let args = RunArgs { weights: &[], buffers: Buffers::default() };
+    cpu.run(&mut memory, &op(&place), &args, &mut || false).expect("the CPU has the operation");
+    for (frame, shape, from) in at.iter().filter(|(frame, ..)| outputs.contains(frame)) {
+        block.write(frame.0, take(&mut memory, *from, HostSizes.data_bytes(*shape)));
+    }
+}
+
+pub fn pool(cpu: &Cpu, block: &SharedBytes, op: &PoolOp<Offsets>) {
+    let shapes = |frame: &PooledFrame<Offsets>| [(frame.from, op.input), (frame.into, op.output())];
+    let frames: Vec<_> = op.frames.iter().flat_map(shapes).collect();
+    let outputs: Vec<_> = op.frames.iter().map(|frame| frame.into).collect();
+    on_cpu(cpu, block, &frames, &outputs, |at| {
+        let moved = |frame: &PooledFrame<Offsets>| PooledFrame { from: at(frame.from), into: at(frame.into), ..*frame };
+        Op::Pool(PoolOp { frames: op.frames.iter().map(moved).collect(), ..op.clone() })
+    });
+}
+
+pub fn add(cpu: &Cpu, block: &SharedBytes, op: &AddOp<Offsets>) {
+    let shapes =
+        |frame: &AddedFrame<Offsets>| [(frame.x, op.shape), (frame.addend, op.addend()), (frame.out, op.shape)];
+    let frames: Vec<_> = op.frames.iter().flat_map(shapes).collect();
+    let outputs: Vec<_> = op.frames.iter().map(|frame| frame.out).collect();
+    on_cpu(cpu, block, &frames, &outputs, |at| {
+        let moved = |frame: &AddedFrame<Offsets>| AddedFrame {
+            x: at(frame.x),
+            addend: at(frame.addend),
+            out: at(frame.out),
+            ..*frame
+        };
+        Op::Add(AddOp { frames: op.frames.iter().map(moved).collect(), ..op.clone() })
+    });
+}
+
 /// A tensor of the one frame that is staged.
 fn view(of: &TensorFrame, bytes: &mut [u8]) -> View {
     let shape = Shape::new(1, of.channels, 1, of.rows, of.columns);
@@ -313,7 +365,7 @@ pub fn load(
     block: &SharedBytes,
     at: u64,
     from: &TensorFrame,
-    (map, shape, into): (Affine, FrameShape, DeviceOffset),
+    (map, patch, shape, into): (Affine, u64, FrameShape, DeviceOffset),
 ) -> NonFinite {
     let mut words = aligned(&read(block, at, staged_bytes(from)));
     let tensor = view(from, as_bytes(&mut words));
@@ -327,6 +379,7 @@ pub fn load(
         left: 0,
         map,
         channels: None,
+        patch,
         shape,
         into: DeviceOffset(0),
     };
@@ -350,15 +403,16 @@ pub struct OwnedStore {
     clamp: Option<(f32, f32)>,
     sample: Option<Posterior>,
     map: Affine,
+    patch: u64,
     clip: u64,
     clip_frame: u64,
 }
 
 impl OwnedStore {
     pub fn new(op: &StoreTensor) -> OwnedStore {
-        let StoreTensor { from, shape, channel, clamp, sample, map, clip, clip_frame, .. } = *op;
+        let StoreTensor { from, shape, channel, clamp, sample, map, patch, clip, clip_frame, .. } = *op;
         let divide = op.divide.map(|fades| (fades.rows.to_vec(), fades.columns.to_vec()));
-        OwnedStore { from, shape, channel, divide, clamp, sample, map, clip, clip_frame }
+        OwnedStore { from, shape, channel, divide, clamp, sample, map, patch, clip, clip_frame }
     }
 
     pub fn run(self, cpu: &Cpu, block: &SharedBytes, at: u64, into: &TensorFrame) -> NonFinite {
@@ -376,6 +430,7 @@ impl OwnedStore {
             sample: self.sample,
             map: self.map,
             channels: None,
+            patch: self.patch,
             into: &tensor,
             batch: 0,
             frame: 0,

@@ -19,16 +19,16 @@ use self::weights::{PlainConv, PlainWeights, weight_bytes};
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::gpu::{
     ConvBand, ConvLaunch, CopyDirection, GpuApi, GpuBackend, GpuMemory, HostCopy, JobMemory, LaunchConv, LaunchCopies,
-    LaunchLimit, LaunchNorm, LaunchPixels, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows, RowCopy,
-    RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows,
+    LaunchLevels, LaunchLimit, LaunchNorm, LaunchPixels, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
+    RowCopy, RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows,
 };
 use crate::backend::tests::RawMemory;
 use crate::backend::{DeviceFacts, HostStream, NonFinite, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
-    AttentionOp, BandPart, BandShape, BlendTile, CacheFormat, ConvFrame, ConvLayout, ConvOp, ConvSource, DeviceOffset,
-    DeviceProfile, FrameShape, LoadTensor, Offsets, PartialSumsSize, Rates, Sizes, StoreTensor, WeightBlock,
-    WeightPart,
+    AddOp, AttentionOp, BandPart, BandShape, BlendTile, CacheFormat, ConvFrame, ConvLayout, ConvOp, ConvSource,
+    DeviceOffset, DeviceProfile, FrameShape, LoadTensor, Offsets, PartialSumsSize, PoolOp, Rates, Sizes, StoreTensor,
+    WeightBlock, WeightPart,
 };
 
 /// As the CPU aligns frames.
@@ -284,6 +284,20 @@ impl GpuApi for HostGpu {
     }
 }
 
+impl LaunchLevels for HostGpu {
+    fn pool(&self, block: &SharedBytes, op: &PoolOp<Offsets>) -> Result<()> {
+        let op = op.clone();
+        self.launch(None, block, move |cpu, block| kernels::pool(cpu, block, &op));
+        Ok(())
+    }
+
+    fn add(&self, block: &SharedBytes, op: &AddOp<Offsets>) -> Result<()> {
+        let op = op.clone();
+        self.launch(None, block, move |cpu, block| kernels::add(cpu, block, &op));
+        Ok(())
+    }
+}
+
 impl LaunchConv for HostGpu {
     fn conv(&self, block: &SharedBytes, weights: &PlainWeights, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
         let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
@@ -406,9 +420,9 @@ impl LaunchCopies for HostGpu {
 impl LaunchPixels for HostGpu {
     fn load(&self, block: &SharedBytes, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
         let (from, at) = (*from, staged(from)?);
-        let (map, shape, into, flags) = (op.map, op.shape, op.into, Arc::clone(&flags.0));
+        let (how, flags) = ((op.map, op.patch, op.shape, op.into), Arc::clone(&flags.0));
         self.launch(None, block, move |cpu, block| {
-            HostFlags::set(&flags, kernels::load(cpu, block, at, &from, (map, shape, into)));
+            HostFlags::set(&flags, kernels::load(cpu, block, at, &from, how));
         });
         Ok(())
     }
@@ -455,6 +469,8 @@ impl GpuBackend for HostGpu {
 impl DeviceFacts for HostGpu {
     const HOST_MEMORY: bool = false;
     const MAPS_CHANNELS: bool = false;
+    const POOLS: bool = true;
+    const PATCHES: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision

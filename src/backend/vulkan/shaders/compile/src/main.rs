@@ -12,7 +12,8 @@ use glslang::{
 type Define = (&'static str, Option<&'static str>);
 
 /// Kernels of elements: one file for each precision.
-const OF_ELEMENTS: [&str; 7] = ["attention", "norm", "norm_pixel", "cache_u8", "load", "store", "blend"];
+const OF_ELEMENTS: [&str; 9] =
+    ["attention", "norm", "norm_pixel", "cache_u8", "load", "store", "blend", "pool", "add"];
 const PRECISIONS: [(&str, &str); 3] = [("fp16", "VVAE_FP16"), ("bf16", "VVAE_BF16"), ("fp32", "VVAE_FP32")];
 /// Output channels of a convolution's tile.
 const TILES: [&str; 3] = ["32", "96", "128"];

@@ -1,0 +1,102 @@
+//! Emits what goes around levels: values that wait from the beginning of a level to its end, and are added there.
+//! Means are made at once, so that the large frames need not wait. Values that are repeated wait as they are.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::emit::{Emitter, LayerOutputs};
+use super::layer_cache::{FrameQueue, SlotRef, resident};
+use super::sink::Sink;
+use crate::ir::{AddOp, AddedFrame, FrameRef, LayerId, Op, PoolOp, PooledFrame, Repeat};
+use crate::model::{Cone, LevelMap, LevelShortcut, Network};
+use crate::plan::arena::{Slot, SlotKind};
+
+/// What waits for a layer's outputs: by their numbers if it is means, else by its own.
+pub fn new_queue(network: &Network, cone: &Cone, layer: LayerId) -> FrameQueue {
+    let first = network.layers[layer].level.map_or(0, |level| number_of(&level, cone.first(layer)));
+    FrameQueue { frames: VecDeque::new(), first }
+}
+
+/// The number of the waiting frame that is added to a frame.
+fn number_of(level: &LevelShortcut, frame: u64) -> u64 {
+    if level.map == LevelMap::Mean { frame } else { level.smaller(frame) }
+}
+
+impl Emitter {
+    /// Hands new outputs of a layer to the layers behind levels that they are added to.
+    pub fn hand_around(&mut self, layer: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {
+        let facts = Arc::clone(&self.facts);
+        for behind in facts.network.added_around(layer) {
+            let slots = resident(outputs);
+            let level = facts.network.layers[*behind].level.expect("it adds a value around a level");
+            if level.map == LevelMap::Mean {
+                self.pool(*behind, &level, frames.clone().zip(slots), to);
+                continue;
+            }
+            for (frame, slot) in frames.clone().zip(slots) {
+                let queue = &mut self.around[*behind];
+                // A range may begin with frames that nothing is added to.
+                if frame >= queue.end() {
+                    to.arenas.device.keep(slot);
+                    queue.frames.push_back(slot);
+                }
+            }
+        }
+    }
+
+    fn pool(
+        &mut self,
+        behind: LayerId,
+        level: &LevelShortcut,
+        frames: impl Iterator<Item = (u64, Slot)>,
+        to: &mut Sink,
+    ) {
+        let (sizes, queue) = (&self.facts.sizes, &mut self.around[behind]);
+        let bytes = sizes.pooled[behind].expect("means have a size");
+        let kind = if self.facts.is_interleaved { SlotKind::Pooled } else { SlotKind::Packed };
+        let mut pooled = Vec::new();
+        for (frame, from) in frames {
+            let number = level.smaller(frame);
+            if number < queue.first {
+                continue;
+            }
+            let clear = number == queue.end();
+            if clear {
+                queue.frames.push_back(to.arenas.device.take(bytes, kind));
+            }
+            pooled.push(PooledFrame { from, into: queue.at(number), part: level.part(frame), clear });
+        }
+        if !pooled.is_empty() {
+            let input = self.facts.network.layers[level.from].output_shape(sizes.inputs[level.from]);
+            to.ops.push_back(Op::Pool(PoolOp { input, parts: level.parts, frames: pooled }));
+        }
+    }
+
+    /// Adds what waits to new outputs of a layer. They are written over, but for a frame that was passed on: it may have
+    /// other readers.
+    pub fn add_around(&mut self, of: &LayerOutputs, outputs: Vec<SlotRef>, to: &mut Sink) -> Vec<SlotRef> {
+        let layer = &self.facts.network.layers[of.layer];
+        let Some(level) = layer.level.filter(|_| !outputs.is_empty()) else { return outputs };
+        let (arena, queue) = (&mut to.arenas.device, &mut self.around[of.layer]);
+        let shape = layer.output_shape(self.facts.sizes.inputs[of.layer]);
+        let channels = self.facts.network.layers[level.from].layout.cout;
+        let repeat = match level.map {
+            LevelMap::Mean => Repeat { channels: shape.channels, side: 1, parts: 1 },
+            LevelMap::Repeat { side } => Repeat { channels, side, parts: level.parts },
+        };
+        let added = of.frames.clone().zip(resident(&outputs)).map(|(frame, x)| {
+            let is_passed = layer.time.recipe(frame).is_passed;
+            let own = self.facts.sizes.outputs[of.layer];
+            let out = if is_passed { arena.take(own, of.kept.slot_kind(frame)) } else { x };
+            let part = level.part(frame) % repeat.parts;
+            AddedFrame { x, addend: queue.at(number_of(&level, frame)), part, out }
+        });
+        let frames: Vec<AddedFrame<_>> = added.collect();
+        frames.iter().filter(|frame| frame.out != frame.x).for_each(|frame| arena.drop(frame.x));
+        queue.drop_before(Some(number_of(&level, of.frames.end)), arena);
+        let outputs = frames.iter().map(|frame| FrameRef::Resident(frame.out)).collect();
+        to.ops.push_back(Op::Add(AddOp { shape, repeat, frames }));
+        outputs
+    }
+}

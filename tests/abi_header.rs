@@ -190,6 +190,14 @@ fn host_of_another_major_gets_the_documented_error() {
     }
 }
 
+/// A host that was built with the header of this major's first version.
+#[test]
+fn host_of_an_earlier_minor_runs() {
+    if let Some(cc) = compiler("CC", "cc") {
+        builds_and_runs(&cc, "c99", "abi_2_0/host.c");
+    }
+}
+
 #[test]
 fn structs_are_written_as_far_as_they_reach() {
     if let Some(cc) = compiler("CC", "cc") {

@@ -98,6 +98,8 @@ fn goldens_match_in_the_latents_of_the_diffusion_model() {
             vae.decode(&raw, &mut video).unwrap();
             vae.configure("latents", "model").unwrap();
             let (mut latent, logvar) = (like("encode_model_latent"), like("encode_model_latent"));
+            let planned = vae.plan("encode", buffer(&tensors["encode_video"]).shape).unwrap().0;
+            assert_eq!(planned.output_shape, latent.shape, "{what}");
             let second = logvar.tensor();
             let run = vvae_run_info { logvar: &second, ..run_info() };
             vae.encode_with(&buffer(&tensors["encode_video"]), &mut latent, &run).unwrap();

@@ -1,6 +1,6 @@
 // A clip through the autoencoder and back, on video_vae.hpp: what a program that links the library looks like.
 //
-//     roundtrip ema_vae_fp16.safetensors [frames height width]
+//     roundtrip CHECKPOINT [frames height width]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -10,14 +10,17 @@
 
 using video_vae::Tensor;
 
-// A gradient that drifts.
-static std::vector<uint8_t> make_clip(int64_t frames, int64_t height, int64_t width) {
-    std::vector<uint8_t> rgb;
+// A gradient that drifts, opaque where a model has alpha.
+static std::vector<uint8_t> make_clip(int64_t frames, int64_t height, int64_t width, int64_t channels) {
+    std::vector<uint8_t> pixels;
     for (int64_t t = 0; t < frames; t++)
         for (int64_t y = 0; y < height; y++)
             for (int64_t x = 0; x < width; x++)
-                for (int64_t value : {255 * x / width, 255 * y / height, 128 + 8 * t}) rgb.push_back(uint8_t(value));
-    return rgb;
+                for (int64_t c = 0; c < channels; c++) {
+                    int64_t values[] = {255 * x / width, 255 * y / height, 128 + 8 * t};
+                    pixels.push_back(c < 3 ? uint8_t(values[c]) : 255);
+                }
+    return pixels;
 }
 
 static double psnr(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b) {
@@ -31,9 +34,10 @@ static void roundtrip(const char *weights, int64_t frames, int64_t height, int64
     vae.configure("memory_limit", "8GiB");
 
     // Bytes as they come from a decoder or a file; the wrapper describes them, nothing is copied.
-    auto rgb = make_clip(frames, height, width);
-    auto back = std::vector<uint8_t>(rgb.size());
-    auto video = Tensor::interleaved(rgb.data(), frames, height, width);
+    int64_t channels = vae.model().pixel_channels;
+    auto clip = make_clip(frames, height, width, channels);
+    auto back = std::vector<uint8_t>(clip.size());
+    auto video = Tensor::interleaved(clip.data(), frames, height, width, channels);
 
     auto plan = vae.plan("encode", video.shape);
     std::printf("%s\n", plan.text.c_str());
@@ -49,8 +53,8 @@ static void roundtrip(const char *weights, int64_t frames, int64_t height, int64
     };
     vae.encode(video, latent, run);
     std::printf("%s\n", vae.plan("decode", shape).text.c_str());
-    vae.decode(latent, Tensor::interleaved(back.data(), frames, height, width), run);
-    std::printf("\n%.1f dB between the clip and what came back\n", psnr(rgb, back));
+    vae.decode(latent, Tensor::interleaved(back.data(), frames, height, width, channels), run);
+    std::printf("\n%.1f dB between the clip and what came back\n", psnr(clip, back));
 }
 
 int main(int argc, char **argv) try {

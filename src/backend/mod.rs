@@ -14,9 +14,11 @@ mod precision;
 mod tensor_copy;
 #[cfg(test)]
 pub mod tests;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
-pub use device::{DeviceInfo, devices, host_memory};
+pub use device::{DeviceInfo, best_device, cuda_devices, devices, host_memory};
 pub use host_stream::HostStream;
 pub use precision::Precision;
 pub use tensor_copy::copy as copy_tensor;

@@ -91,6 +91,11 @@ impl Plan {
         let (network, policy) = (&self.spec.network, &self.spec.policy);
         let shape = network.output_shape(self.spec.input);
         let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
+        // The host's latents may have several of the network's pixels in channels.
+        let side = match network.direction {
+            Direction::Encode => network.geometry.packing,
+            Direction::Decode => 1,
+        };
         let image = match network.direction {
             Direction::Encode => (self.spec.input.height, self.spec.input.width),
             Direction::Decode => (shape.height, shape.width),
@@ -106,7 +111,13 @@ impl Plan {
             arithmetic: String::new(),
             range: self.spec.cone.range,
             input: self.input,
-            output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
+            output: Shape::new(
+                self.input.batch,
+                stored_channels(network) * side * side,
+                frames,
+                shape.height / side,
+                shape.width / side,
+            ),
             device_bytes: self.device_bytes(),
             host_bytes: self.host_bytes(),
             offloaded_bytes: self.pinned().offloaded,

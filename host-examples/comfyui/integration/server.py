@@ -27,7 +27,7 @@ def request(method, url, body=None):
         return json.loads(answer.read())
 
 
-def until(check, seconds=120):
+def until(check, seconds=600):
     """What `check` answers, when it does."""
     end = time.monotonic() + seconds
     while True:

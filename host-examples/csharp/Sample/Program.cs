@@ -71,8 +71,9 @@ internal static class Program
         using (var vae = new Vae(checkpoint))
         {
             vae.Configure("memory_limit", "8GiB");
-            TensorLayout pixels = TensorLayout.Interleaved(frames, height, width);
-            byte[] clip = MakeClip(frames, height, width), back = new byte[clip.Length];
+            long channels = vae.Model.PixelChannels;
+            TensorLayout pixels = TensorLayout.Interleaved(frames, height, width, channels);
+            byte[] clip = MakeClip(frames, height, width, channels), back = new byte[clip.Length];
 
             VaePlan plan = vae.Plan("encode", pixels.Shape);
             Console.WriteLine(plan);
@@ -88,18 +89,18 @@ internal static class Program
         return 0;
     }
 
-    /// <summary>A gradient that drifts.</summary>
-    private static byte[] MakeClip(long frames, long height, long width)
+    /// <summary>A gradient that drifts, opaque where a model has alpha.</summary>
+    private static byte[] MakeClip(long frames, long height, long width, long channels)
     {
-        var rgb = new byte[frames * height * width * 3];
-        for (long i = 0; i < rgb.Length; i += 3)
+        var clip = Enumerable.Repeat((byte)255, (int)(frames * height * width * channels)).ToArray();
+        for (long i = 0; i < clip.Length; i += channels)
         {
-            long pixel = i / 3, x = pixel % width, y = pixel / width % height, t = pixel / width / height;
-            rgb[i] = (byte)(255 * x / width);
-            rgb[i + 1] = (byte)(255 * y / height);
-            rgb[i + 2] = (byte)(128 + 8 * t);
+            long pixel = i / channels, x = pixel % width, y = pixel / width % height, t = pixel / width / height;
+            clip[i] = (byte)(255 * x / width);
+            clip[i + 1] = (byte)(255 * y / height);
+            clip[i + 2] = (byte)(128 + 8 * t);
         }
-        return rgb;
+        return clip;
     }
 
     /// <summary>Told on the thread of the run. Progress&lt;T&gt; would do in a program with a window.</summary>

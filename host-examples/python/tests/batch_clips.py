@@ -11,6 +11,8 @@ from conftest import SMALL, SOURCES, np
 
 COMMAND = [sys.executable, "-m", "video_vae.batch"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCES)}
+# With mean and log-variance, as the network gives them.
+RAW = ("--set", "latents=raw")
 
 
 def pattern(seed, frames, height, width):
@@ -71,12 +73,14 @@ def write_lossless(path, frames, rate=24):
 
 
 def write_image(path, pixels):
+    """RGB or RGBA."""
     import av
 
-    frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+    colours = "rgba" if pixels.shape[-1] == 4 else "rgb24"
+    frame = av.VideoFrame.from_ndarray(pixels, format=colours)
     with av.open(str(path), "w", format="image2", options={"update": "1"}) as container:
         stream = container.add_stream("png", rate=1)
-        stream.height, stream.width, stream.pix_fmt = *pixels.shape[:2], "rgb24"
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[:2], colours
         for packet in [*stream.encode(frame), *stream.encode()]:
             container.mux(packet)
 

@@ -21,6 +21,7 @@ av = pytest.importorskip("av")
 
 from batch_clips import (  # noqa: E402
     ENVIRONMENT,
+    RAW,
     collection,
     command,
     frames_of,
@@ -129,11 +130,11 @@ def test_others_can_read_the_shards(undisturbed):
 
 
 def test_the_command_does_the_same(clips, undisturbed, tmp_path):
-    done = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD, "--readers", 1)
+    done = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD, "--readers", 1, *RAW)
     assert done.returncode == 0, done.stderr
     assert "13 clips" in done.stdout and "3 are broken" in done.stdout
     assert result(tmp_path / "out") == result(undisturbed)
-    again = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD)
+    again = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD, *RAW)
     assert again.returncode == 0 and "16 inputs were complete before" in again.stdout
     assert result(tmp_path / "out") == result(undisturbed)
 
@@ -454,7 +455,7 @@ def test_a_video_that_cannot_be_written_is_broken(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_stopped_goes_on(clips, undisturbed, tmp_path, how):
     out = tmp_path / "out"
-    arguments = ("encode", clips, "--out", out, "--shard-items", SHARD, "--readers", 1)
+    arguments = ("encode", clips, "--out", out, "--shard-items", SHARD, "--readers", 1, *RAW)
     for count in (0, 1, 2):
         code, text = killed_after(out, count, how, *arguments)
         assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130), text
@@ -495,7 +496,7 @@ def test_a_device_that_is_lost(clips, undisturbed, tmp_path, capsys):
             if not lost:
                 lost.append(self)
                 # As a GPU that falls off the bus with its first clip.
-                while self._next_clip(None) is None:
+                while not self._next_clips(None):
                     pass
                 raise DeviceError("cuda:0 is gone")
             super()._run_device()

@@ -16,7 +16,7 @@ pytest.importorskip("av")
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
-from batch_clips import ENVIRONMENT, collection, command, frames_of, pattern, result, run, write_video  # noqa: E402
+from batch_clips import ENVIRONMENT, RAW, collection, command, frames_of, pattern, result, run, write_video  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from video_vae.batch.clips import (  # noqa: E402
@@ -262,7 +262,7 @@ def test_figures_of_a_worker_rise():
 def test_everything_is_killed(clips, undisturbed, tmp_path):
     """A cluster that the command starts, killed with the command; then once more, then to the end."""
     out = tmp_path / "out"
-    arguments = ("encode", clips, "--out", out, "--shard-items", SHARD, "--engine", "ray", "--set", "threads=1")
+    arguments = ("encode", clips, "--out", out, "--shard-items", SHARD, "--engine", "ray", "--set", "threads=1", *RAW)
     for count in (1, 4):
         process = subprocess.Popen(command(*arguments), env=ENVIRONMENT)
         until = time.monotonic() + 120

@@ -18,8 +18,8 @@ use crate::backend::gpu::{
     Queue, Spans,
 };
 use crate::backend::{DeviceSpan, HostStream};
-use crate::error::{Error, Result};
-use crate::ir::{AddOp, AttentionOp, DeviceOffset, Offsets, PoolOp};
+use crate::error::Result;
+use crate::ir::{AttentionOp, DeviceOffset, Offsets};
 
 impl Queue for CudaStream {
     type Event = Event;
@@ -166,17 +166,6 @@ impl GpuMemory for Launcher {
     fn host_waits(&self, host: HostStream) -> Result<()> {
         let main = self.queue.stream().handle();
         Event::new(&self.context)?.order(main, host.0.cast())
-    }
-}
-
-/// No kernels yet: `DeviceFacts` says so, and models that need them are refused.
-impl gpu::LaunchLevels for Launcher {
-    fn pool(&self, _: &JobBlock, _: &PoolOp<Offsets>) -> Result<()> {
-        Err(Error::Internal("CUDA has no kernel for means of pixels yet".into()))
-    }
-
-    fn add(&self, _: &JobBlock, _: &AddOp<Offsets>) -> Result<()> {
-        Err(Error::Internal("CUDA has no kernel for shortcuts around levels yet".into()))
     }
 }
 

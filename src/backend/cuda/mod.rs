@@ -124,8 +124,8 @@ impl GpuBackend for Cuda {
 impl DeviceFacts for Cuda {
     const HOST_MEMORY: bool = false;
     const MAPS_CHANNELS: bool = false;
-    const POOLS: bool = false;
-    const PATCHES: bool = false;
+    const POOLS: bool = true;
+    const PATCHES: bool = true;
     const ADDS_ALPHA: bool = false;
 
     fn precision(&self) -> Precision {

@@ -4,6 +4,7 @@
 mod bands;
 mod graphs;
 mod large;
+mod levels;
 mod pairs;
 mod partial_sums;
 mod pixel_norms;
@@ -248,6 +249,8 @@ fn attention_matches_the_cpu() {
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for (height, width, channels) in
         [(1, 1, 8), (5, 7, 32), (13, 17, 64), (4, 8, 256), (31, 37, 512), (65, 1, 504), (29, 23, 384)]
+            .into_iter()
+            .chain([(1, 1, 520), (5, 7, 640), (13, 17, 768), (31, 37, 1024), (49, 4, 1152), (7, 6, 1000)])
     {
         let (shape, what) = (FrameShape::new(height, width, channels), format!("{height}x{width}x{channels}"));
         assert_close(&gpus, 4e-3, &what, &attend(&cpu, shape), |cuda| attend(cuda, shape));

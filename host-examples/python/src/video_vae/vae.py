@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -114,7 +114,7 @@ class RunReport:
 
 
 class VideoVae:
-    """The SeedVR2 video autoencoder on a device.
+    """An autoencoder on a device.
 
         with VideoVae("ema_vae_fp16.safetensors", memory_limit="6GiB") as vae:
             latent = vae.encode(video)
@@ -135,9 +135,9 @@ class VideoVae:
         log: Callable[[int, str], Any] | None = None,
         **parameters: Any,
     ) -> None:
-        """Opens a checkpoint: a file, `"demo"`, or a name such as `"seedvr2"` of one that `vvae get` has downloaded. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or
-        a torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger
-        "video_vae"."""
+        """Opens a checkpoint: a file, `"demo"`, or a name such as `"seedvr2"` of one that `vvae get` has downloaded.
+        `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or a torch.device. `log`
+        gets levels of the module `logging` and lines; without it they go to the logger "video_vae"."""
         for key in parameters:
             if key not in discovery.parameters():
                 raise TypeError(f"VideoVae() has no keyword {_unknown(key)}")
@@ -158,7 +158,8 @@ class VideoVae:
         self._values: dict[str, Any] = {}
         desc = _abi.sized(_abi.vvae_model_desc)
         call(self._handle, "vvae_model_info", self._handle, ctypes.byref(desc))
-        self._model = Model(desc.pixel_channels, desc.latent_channels, desc.spatial_scale, desc.time_scale)
+        self._raw_model = Model(desc.pixel_channels, desc.latent_channels, desc.spatial_scale, desc.time_scale)
+        self._scaled_model: Model | None = None
         try:
             self.configure(**parameters)
         except BaseException:
@@ -191,7 +192,7 @@ class VideoVae:
         `frames=slice(250, 275)` computes these latent frames only, the same to the bit.
         """
         source = View.of(video, "video", layout, VIDEO_LAYOUTS)
-        shape = self._model.latent_shape(source.shape)
+        shape = self.model.latent_shape(source.shape)
         part = self._range("encode", frames, source.shape[2], shape)
         if part is not None:
             source.keep_frames(part.inputs)
@@ -212,7 +213,7 @@ class VideoVae:
         """As `encode` with `frames`, where `video` has only the frames that `range_inputs` says, of a clip of
         `clip_frames` frames."""
         source = View.of(video, "video", layout, VIDEO_LAYOUTS)
-        shape = self._model.latent_shape((*source.shape[:2], clip_frames, *source.shape[3:]))
+        shape = self.model.latent_shape((*source.shape[:2], clip_frames, *source.shape[3:]))
         part = self._range("encode", frames, clip_frames, shape)
         return self._encode(video, source, shape, part, out, logvar, dtype, progress)
 
@@ -257,8 +258,8 @@ class VideoVae:
 
         `frames=slice(1000, 1100)` computes these video frames only, the same to the bit.
         """
-        source = View.of_latent(latent, "latent", self._model.latent_channels)
-        shape = self._model.video_shape(source.shape, size)
+        source = View.of_latent(latent, "latent", self.model.latent_channels)
+        shape = self.model.video_shape(source.shape, size)
         part = self._range("decode", frames, source.shape[2], shape)
         if part is not None:
             source.keep_frames(part.inputs)
@@ -278,8 +279,8 @@ class VideoVae:
     ) -> Any:
         """As `decode` with `frames`, where `latent` has only the frames that `range_inputs` says, of a clip of
         `clip_frames` latent frames."""
-        source = View.of_latent(latent, "latent", self._model.latent_channels)
-        shape = self._model.video_shape((*source.shape[:2], clip_frames, *source.shape[3:]), size)
+        source = View.of_latent(latent, "latent", self.model.latent_channels)
+        shape = self.model.video_shape((*source.shape[:2], clip_frames, *source.shape[3:]), size)
         part = self._range("decode", frames, clip_frames, shape)
         return self._decode(latent, source, shape, part, out, layout, dtype, progress)
 
@@ -310,7 +311,7 @@ class VideoVae:
             video = vae.decode_range(latent[:, :, part], slice(1000, 1100), 251)
         """
         one = (1, 1, clip_frames, 1, 1)
-        shape = self._model.latent_shape(one) if node == "encode" else self._model.video_shape(one)
+        shape = self.model.latent_shape(one) if node == "encode" else self.model.video_shape(one)
         return FrameRange.of(self._handle, node, frames, clip_frames, shape[2]).inputs
 
     def cancel(self) -> None:
@@ -379,12 +380,12 @@ class VideoVae:
     ) -> Plan:
         """What encoding a video of this shape, or a range of it, would take under the present settings."""
         five = to_five(shape, layout_of(len(shape), layout, "shape", VIDEO_LAYOUTS))
-        return self._plan("encode", five, self._range("encode", frames, five[2], self._model.latent_shape(five)))
+        return self._plan("encode", five, self._range("encode", frames, five[2], self.model.latent_shape(five)))
 
     def plan_decode(self, shape: Sequence[int], *, frames: slice | range | None = None) -> Plan:
         """What decoding a latent of this shape, or a range of its video, would take under the present settings."""
-        five = to_five(shape, latent_layout(shape, "shape", self._model.latent_channels))
-        return self._plan("decode", five, self._range("decode", frames, five[2], self._model.video_shape(five)))
+        five = to_five(shape, latent_layout(shape, "shape", self.model.latent_channels))
+        return self._plan("decode", five, self._range("decode", frames, five[2], self.model.video_shape(five)))
 
     def plan_timeline(self, node: str, shape: Sequence[int]) -> dict[str, Any]:
         """The plan of a job as steps, and what lies where in memory; the header says what is in it.
@@ -442,8 +443,16 @@ class VideoVae:
 
     @property
     def model(self) -> Model:
-        """The sizes of the model."""
-        return self._model
+        """The sizes of the model, with latents as the parameter `latents` has them."""
+        if self.latents == "raw":
+            return self._raw_model
+        if self._scaled_model is None:
+            raw = self._raw_model
+            side = 8 * raw.spatial_scale
+            # Some diffusion models pack pixels of latents into channels; a plan knows.
+            _, channels, _, height, _ = self._plan("encode", (1, raw.pixel_channels, 1, side, side), None).output_shape
+            self._scaled_model = replace(raw, latent_channels=channels, spatial_scale=side // height)
+        return self._scaled_model
 
     @property
     def device(self) -> str:
@@ -456,7 +465,9 @@ class VideoVae:
 
     def configure(self, **parameters: Any) -> None:
         """Sets parameters; those before one that fails are set."""
-        for key, value in parameters.items():
+        # latents=model is checked against the other parameters of latents at once.
+        order = {"raw": -1, "model": 1}.get(str(parameters.get("latents")), 0)
+        for key, value in sorted(parameters.items(), key=lambda item: order if item[0] == "latents" else 0):
             setattr(self, key, value)
 
     @contextmanager
@@ -485,6 +496,8 @@ class VideoVae:
         text = parameter.format(value)
         call(self._handle, "vvae_configure", self._handle, c_text(name, "key"), c_text(text, name))
         self._values[name] = parameter.parse(text)
+        if name in ("latents", "latent_format"):
+            self._scaled_model = None
 
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *discovery.parameters()]

@@ -72,20 +72,26 @@ struct LoadParams {
     u32* nonfinite;     // set to 1 if a value is not finite; in host memory, so never read
     int height, width;  // activations
     int stride;         // channels of a pixel in memory; channels beyond the tensor's are zero
+    int patch;          // rows and columns of the tensor that are one pixel; channels are [channel][column][row]
     float mul, add;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) load(const __grid_constant__ LoadParams p) {
     const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (pixel >= static_cast<i64>(p.height) * p.width) return;
-    const int y = min(static_cast<int>(pixel / p.width), p.from.height - 1);
-    const int x = min(static_cast<int>(pixel % p.width), p.from.width - 1);
+    const int top = static_cast<int>(pixel / p.width) * p.patch, left = static_cast<int>(pixel % p.width) * p.patch;
     Element* into = p.into + pixel * p.stride;
     bool finite = true;
-    for (int c = 0; c < p.stride; ++c) {
+    int c = 0, column = 0, row = 0;  // of the tensor
+    for (int i = 0; i < p.stride; ++i) {
+        const int y = min(top + row, p.from.height - 1), x = min(left + column, p.from.width - 1);
         const float value = c < p.from.channels ? fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add) : 0.0f;
         finite &= is_finite(value);
-        into[c] = pack1(value);
+        into[i] = pack1(value);
+        if (++row < p.patch) continue;
+        row = 0;
+        if (++column < p.patch) continue;
+        column = 0, ++c;
     }
     if (!finite) *p.nonfinite = 1;
 }
@@ -97,6 +103,7 @@ struct StoreParams {
     u32* nonfinite;               // as in LoadParams
     int width;                    // activations
     int stride, channel;
+    int patch;   // as in LoadParams
     int logvar;  // channel of the log-variance of channel 0, or -1 to store without sampling
     float clamp_low, clamp_high;
     float mul, add;
@@ -124,11 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constan
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
     const int y = index / p.into.width, x = index % p.into.width;
-    const Element* from = p.from + (static_cast<i64>(y) * p.width + x) * p.stride;
-    const float scale = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
+    const int row = y / p.patch, column = x / p.patch;  // of activations
+    const Element* from = p.from + (static_cast<i64>(row) * p.width + column) * p.stride;
+    const float scale = p.rows ? 1.0f / fmaxf(p.rows[row] * p.columns[column], 1e-6f) : 1.0f;
     bool finite = true;
     for (int c = 0; c < p.into.channels; ++c) {
-        float value = unpack1(from[p.channel + c]) * scale;
+        const int channel = (c * p.patch + x % p.patch) * p.patch + y % p.patch;
+        float value = unpack1(from[p.channel + channel]) * scale;
         // Comparisons, not fminf and fmaxf: NaN stays NaN.
         if (value < p.clamp_low) value = p.clamp_low;
         if (value > p.clamp_high) value = p.clamp_high;

@@ -34,7 +34,12 @@ impl Launcher {
                 (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
             }
             // A piece is a block, or the blocks of a cluster.
+            let is_wide = shape.channels > tiling::MOST_ATTENTION_CHANNELS;
             let (kernel, threads, queries, cluster) = match &self.kernels.attention_wgmma {
+                _ if is_wide => {
+                    let queries = tiling::attention_wide_queries(sizes.precision);
+                    (&self.kernels.attention_wide, tiling::ATTENTION_WIDE_THREADS, queries, 1)
+                }
                 Some(kernel) => {
                     params.map = tensor_map::attention_map(sizes, &params, input.count())?;
                     let queries = tiling::ATTENTION_WGMMA_QUERIES * tiling::ATTENTION_WGMMA_CLUSTER;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::params::{
-    AttentionParams, BlendParams, CacheParams, ConvParams, CopyParams, FinalizeParams, LoadParams, NormParams,
-    OutParams, StatisticsParams, StoreParams,
+    AddParams, AttentionParams, BlendParams, CacheParams, ConvParams, CopyParams, FinalizeParams, LoadParams,
+    NormParams, OutParams, PoolParams, StatisticsParams, StoreParams,
 };
 use super::tiling::{self, TileWidths};
 use crate::backend::Precision;
@@ -64,7 +64,9 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
                 "norm_apply" | "norm_silu" | "norm_pixel" | "norm_pixel_silu" => layout::<NormParams>(),
                 "copy_rows" => layout::<CopyParams>(),
                 "cache_store" | "cache_restore" | "cache_round" => layout::<CacheParams>(),
-                "attention" | "attention_wgmma" => layout::<AttentionParams>(),
+                "attention" | "attention_wgmma" | "attention_wide" => layout::<AttentionParams>(),
+                "pool" => layout::<PoolParams>(),
+                "add" => layout::<AddParams>(),
                 "load" => layout::<LoadParams>(),
                 "store" => layout::<StoreParams>(),
                 "blend" => layout::<BlendParams>(),
@@ -90,6 +92,7 @@ fn shared_memory_is_what_the_kernels_declare() {
         let shared = |file: &str| constant(file, &format!("SHARED_BYTES_{suffix}")) as u32;
         assert_eq!(tiling::conv_in_shared(precision), shared("conv_in.cu"));
         assert_eq!(tiling::conv_out_shared(precision), shared("conv_out.cu"));
+        assert_eq!(tiling::attention_wide_shared(precision), shared("attention_wide.cu"));
     }
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma_pair.cu", "SHARED_BYTES"));
@@ -110,6 +113,7 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
             (of("conv_out.cu", "TILE_ROWS"), constant("conv_out.cu", "TILE_COLS"))
         );
         assert_eq!(tiling::attention_queries(precision), of("attention.cu", "QUERIES"));
+        assert_eq!(tiling::attention_wide_queries(precision), of("attention_wide.cu", "QUERIES"));
         assert_eq!(u64::from(tiling::longest_conv_in_run(precision)), of("conv_in.cu", "MAX_RUN"));
         assert_eq!(u64::from(tiling::conv_mma_threads(precision)), of("conv_mma.cu", "THREADS"));
     }
@@ -129,6 +133,8 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         (tiling::ATTENTION_THREADS, "attention.cu", "THREADS"),
         (tiling::ATTENTION_WGMMA_THREADS, "attention_wgmma.cu", "THREADS"),
         (tiling::ATTENTION_WGMMA_BOX, "attention_wgmma.cu", "BOX_PIXELS"),
+        (tiling::ATTENTION_WIDE_THREADS, "attention_wide.cu", "THREADS"),
+        (tiling::LEVEL_THREADS, "levels.cu", "THREADS"),
         (tiling::STATISTICS_THREADS, "norm.cu", "THREADS"),
         (tiling::PIXEL_THREADS, "pixels.cu", "THREADS"),
         (tiling::CO_RESIDENT_THREADS, "norm.cuh", "CORESIDENT_THREADS"),
@@ -151,6 +157,7 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
     assert_eq!(tiling::ATTENTION_WGMMA_QUERIES, constant("attention_wgmma.cu", "QUERIES"));
     assert_eq!(tiling::ATTENTION_WGMMA_CLUSTER, constant("attention_wgmma.cu", "CLUSTER"));
     assert_eq!(tiling::MOST_ATTENTION_CHANNELS, constant("attention.cuh", "MAX_CHANNELS"));
+    assert_eq!(tiling::MOST_WIDE_ATTENTION_CHANNELS, constant("attention_wide.cu", "MAX_WIDE_CHANNELS"));
 }
 
 #[test]

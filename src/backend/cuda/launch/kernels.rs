@@ -59,6 +59,11 @@ pub struct Kernels {
     pub attention: Kernel,
     /// The same for compute capability 9.0.
     pub attention_wgmma: Option<Kernel>,
+    /// For more channels than either has.
+    pub attention_wide: Kernel,
+    /// Shortcuts around levels.
+    pub pool: Kernel,
+    pub add: Kernel,
     pub load: Kernel,
     pub store: Kernel,
     pub blend: Kernel,
@@ -123,7 +128,8 @@ impl Kernels {
         let (conv_in, conv_out) = (module(bundle!("conv_in" in precision)), module(bundle!("conv_out" in precision)));
         let conv_out_pixel = module(bundle!("conv_out_pixel" in precision));
         let (norm, attention) = (module(bundle!("norm" in precision)), module(bundle!("attention" in precision)));
-        let cache = module(bundle!("cache_u8" in precision));
+        let (cache, levels) = (module(bundle!("cache_u8" in precision)), module(bundle!("levels" in precision)));
+        let attention_wide = module(bundle!("attention_wide" in precision));
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let two_bytes = TwoByteBundles::of(precision);
         let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
@@ -173,6 +179,9 @@ impl Kernels {
             attention: attention.kernel(c"attention", tiling::ATTENTION_SHARED),
             attention_wgmma: attention_wgmma
                 .map(|module| module.kernel(c"attention_wgmma", tiling::ATTENTION_WGMMA_SHARED)),
+            attention_wide: attention_wide.kernel(c"attention_wide", tiling::attention_wide_shared(precision)),
+            pool: levels.kernel(c"pool", 0),
+            add: levels.kernel(c"add", 0),
             load: pixels.kernel(c"load", 0),
             store: pixels.kernel(c"store", 0),
             blend: pixels.kernel(c"blend", 0),
@@ -200,7 +209,8 @@ impl Kernels {
             &self.copy_rows,
             &self.cache_store,
         ];
-        let others = [self.attention_wgmma.as_ref().unwrap_or(&self.attention), &self.load, &self.store, &self.blend];
-        norms.into_iter().chain(others).try_for_each(|kernel| kernel.function().map(|_| ()))
+        let others = [&self.pool, &self.add, &self.load, &self.store, &self.blend];
+        let attention = [self.attention_wgmma.as_ref().unwrap_or(&self.attention), &self.attention_wide];
+        norms.into_iter().chain(others).chain(attention).try_for_each(|kernel| kernel.function().map(|_| ()))
     }
 }

@@ -12,6 +12,7 @@ mod graph;
 mod kernel_contract;
 mod kernels;
 mod launcher;
+mod levels;
 mod norm;
 mod params;
 mod pixels;

@@ -249,6 +249,41 @@ pub struct AttentionParams {
     pub out_slot: [i32; MAX_FRAMES],
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct PoolParams {
+    pub from: [u64; MAX_FRAMES],
+    pub into: [u64; MAX_FRAMES],
+    /// Of the output, as `width`.
+    pub pixels: i64,
+    pub width: i32,
+    /// Of a pixel.
+    pub in_units: i32,
+    pub out_units: i32,
+    pub parts: i32,
+    pub part: [i32; MAX_FRAMES],
+    /// Not 0 where the channels of all other parts become zero.
+    pub clear: [i32; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct AddParams {
+    pub x: [u64; MAX_FRAMES],
+    pub addend: [u64; MAX_FRAMES],
+    pub out: [u64; MAX_FRAMES],
+    pub pixels: i64,
+    pub width: i32,
+    /// Of a pixel.
+    pub units: i32,
+    pub addend_units: i32,
+    pub channels: i32,
+    pub side: i32,
+    pub parts: i32,
+    pub repeats: i32,
+    pub part: [i32; MAX_FRAMES],
+}
+
 /// A frame of a tensor. Strides are in elements.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -275,6 +310,8 @@ pub struct LoadParams {
     pub width: i32,
     /// Channels of a pixel in memory. Those that the tensor does not have are set to zero.
     pub stride: i32,
+    /// Rows and columns of the tensor that are one pixel.
+    pub patch: i32,
     pub mul: f32,
     pub add: f32,
 }
@@ -291,6 +328,8 @@ pub struct StoreParams {
     pub width: i32,
     pub stride: i32,
     pub channel: i32,
+    /// As in [`LoadParams`].
+    pub patch: i32,
     /// The channel of the log-variance, or -1 for no sample.
     pub logvar: i32,
     pub clamp_low: f32,

@@ -59,6 +59,7 @@ impl LaunchPixels for Launcher {
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             stride: tiling::input_stride(op.shape.channels) as i32,
+            patch: op.patch as i32,
             mul: op.map.mul,
             add: op.map.add,
         };
@@ -86,6 +87,7 @@ impl LaunchPixels for Launcher {
             width: op.shape.width as i32,
             stride: tiling::output_stride(op.shape.channels) as i32,
             channel: op.channel as i32,
+            patch: op.patch as i32,
             logvar: op.sample.map_or(-1, |sample| sample.logvar_channel as i32),
             clamp_low,
             clamp_high,

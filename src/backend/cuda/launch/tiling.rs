@@ -76,6 +76,8 @@ pub const CO_RESIDENT_THREADS: u32 = 128;
 pub const STATISTICS_THREADS: u32 = 256;
 pub const ATTENTION_THREADS: u32 = 256;
 pub const ATTENTION_WGMMA_THREADS: u32 = 512;
+pub const ATTENTION_WIDE_THREADS: u32 = 384;
+pub const LEVEL_THREADS: u32 = 256;
 pub const PIXEL_THREADS: u32 = 256;
 pub const CONV_OUT_THREADS: u32 = 192;
 pub const CONV_IN_THREADS: u32 = 256;
@@ -101,6 +103,13 @@ pub const CONV_MMA_PAIR_96_SHARED: u32 = 6 * 11_520 + 2 * 256 * 16 + 12_288 + 1_
 pub const ATTENTION_WGMMA_SHARED: u32 = 231_936;
 /// Keys and values of two steps, and their scores.
 pub const ATTENTION_SHARED: u32 = (64 + 16) << 10;
+/// Queries, probabilities, and what warps tell each other of their keys.
+pub const fn attention_wide_shared(precision: Precision) -> u32 {
+    let queries = attention_wide_queries(precision);
+    let (warps, units) = (ATTENTION_WIDE_THREADS as u64 / 32, UNIT_BYTES / precision.bytes());
+    let (row, probabilities) = (MOST_WIDE_ATTENTION_CHANNELS, warps * 16 + units);
+    (queries * ((row + probabilities) * precision.bytes() + 2 * warps * 4)) as u32
+}
 pub const fn conv_in_shared(precision: Precision) -> u32 {
     let (element, run) = (precision.bytes() as u32, longest_conv_in_run(precision));
     let (weights, pitch) = (128 * (112 + 16 / element) * element, run * 16 + if element == 2 { 10 } else { 2 });
@@ -127,6 +136,11 @@ pub const fn conv_out_tile(precision: Precision) -> (u64, u64) {
 /// Queries of a block: as many warps share 16 queries as an element has bytes.
 pub const fn attention_queries(precision: Precision) -> u64 {
     8 / precision.bytes() * 16
+}
+
+/// Of a block of `attention_wide`.
+pub const fn attention_wide_queries(precision: Precision) -> u64 {
+    64 / precision.bytes()
 }
 
 /// Queries of a block of `attention_wgmma`, blocks that share their loads, and pixels of such a load.
@@ -270,7 +284,9 @@ pub fn tap_order(window: Window) -> Vec<u64> {
 
 /// Channels of a query that fit into the registers of a warp; two warps share one query.
 pub const MOST_ATTENTION_CHANNELS: u64 = 512;
-/// A block of the norm has a thread for every 16 bytes of a pixel, and at most 256 threads.
+/// The same with `attention_wide`: the queries of a block fit into the shared memory of every GPU.
+pub const MOST_WIDE_ATTENTION_CHANNELS: u64 = 1152;
+/// A block of GroupNorm has a thread for every 16 bytes of a pixel, and at most 256 threads.
 const MOST_NORM_BYTES: u64 = 256 * UNIT_BYTES;
 
 /// Whether the kernels can do all these layers. A checkpoint with others is refused when it is opened.
@@ -285,17 +301,18 @@ fn check_conv(precision: Precision, layout: &ConvLayout) -> Result<()> {
         return Err(Error::Internal(format!("pairs of frames with slabs {:?}", layout.pairs)));
     }
     let most = MOST_NORM_BYTES / precision.bytes();
-    if layout.prologue != Prologue::None && channel_stride(layout.cin) > most {
+    let is_group = matches!(layout.norm, Norm::Group { .. });
+    if is_group && layout.prologue != Prologue::None && channel_stride(layout.cin) > most {
         return refuse(format!("a norm of {} channels in {} (at most {most})", layout.cin, precision.name()));
     }
     Ok(())
 }
 
 pub fn check_attention(channels: u64) -> Result<()> {
-    if channels.is_multiple_of(8) && channels <= MOST_ATTENTION_CHANNELS {
+    if channels.is_multiple_of(8) && channels <= MOST_WIDE_ATTENTION_CHANNELS {
         return Ok(());
     }
-    refuse(format!("attention over {channels} channels (a multiple of 8 up to {MOST_ATTENTION_CHANNELS})"))
+    refuse(format!("attention over {channels} channels (a multiple of 8 up to {MOST_WIDE_ATTENTION_CHANNELS})"))
 }
 
 fn refuse<T>(layer: String) -> Result<T> {
@@ -338,7 +355,7 @@ mod tests {
     fn check_layers_refuses_what_has_no_kernel_and_names_a_way_out() {
         for (channels, latent, says) in [
             (&[32, 36][..], 16, "attention over 36 channels"),
-            (&[32, 520], 16, "attention over 520 channels"),
+            (&[32, 1160], 16, "attention over 1160 channels"),
             (&[128, 2056, 64], 16, "a norm of 2056 channels"),
             (&[136, 64], 16, "a convolution from 136 to 3 channels"),
             (&[64, 256], 1, "a convolution from 256 to 2 channels"),

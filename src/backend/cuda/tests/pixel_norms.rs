@@ -58,14 +58,61 @@ fn convolutions_with_norms_of_pixels_match_the_cpu() {
     }
 }
 
+/// Wan 2.2's and Qwen-Image 2.1's.
+#[test]
+fn wide_layers_with_norms_of_pixels_match_the_cpu() {
+    let gpus = gpus();
+    if gpus.is_empty() {
+        return;
+    }
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let (silu, norm, none) = (Prologue::NormSilu, Prologue::Norm, Prologue::None);
+    for (height, width) in [(6, 4), (10, 18)] {
+        for (cin, cout, window, prologue, slabs, shortcut) in [
+            (12, 160, Window::Same, none, 3, None),
+            (160, 160, Window::Same, silu, 3, None),
+            (160, 320, Window::Same, silu, 3, Some(160)),
+            (320, 640, Window::Same, silu, 3, Some(320)),
+            (640, 96, Window::Same, silu, 3, None),
+            (48, 1024, Window::Same, none, 3, None),
+            (512, 256, Window::Same, silu, 3, Some(512)),
+            (256, 12, Window::Same, silu, 3, None),
+            (64, 1152, Window::Same, none, 1, None),
+            (1152, 576, Window::Same, silu, 1, Some(1152)),
+            (288, 144, Window::Same, silu, 1, Some(288)),
+            (144, 144, Window::Same, silu, 1, None),
+            (144, 4, Window::Same, silu, 1, None),
+            (160, 160, Window::Down, none, 1, None),
+            (768, 768, Window::Down, none, 1, None),
+            (1024, 1024, Window::Up, none, 1, None),
+            (576, 576, Window::Up, none, 1, None),
+            (288, 288, Window::Up, none, 1, None),
+            (320, 320, Window::Point, none, 3, None),
+            (1024, 2048, Window::Point, none, 3, None),
+            (1152, 3456, Window::Point, norm, 1, None),
+        ] {
+            let layout = ConvLayout { slabs, shortcut, ..pixel(cin, cout, window, prologue) };
+            let input = FrameShape::new(height, width, cin);
+            let case = ConvCase { layout, input, residual: window != Window::Up };
+            let what = format!("{layout:?} {height}x{width}");
+            assert_close(&gpus, 2e-3, &what, &super::run(&cpu, &case), |cuda| super::run(cuda, &case));
+        }
+    }
+}
+
 #[test]
 fn pairs_in_narrow_tiles_match_the_cpu_and_frames_alone_have_the_same_bits() {
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for gpu in gpus().iter().filter(|gpu| gpu.profile().pairs.is_some()) {
         for (height, width) in [(7, 5), (18, 34), (130, 200)] {
-            for (cin, cout, shortcut) in
-                [(96, 96, None), (192, 192, None), (96, 192, Some(96)), (24, 48, Some(24)), (384, 32, None)]
-            {
+            for (cin, cout, shortcut) in [
+                (96, 96, None),
+                (192, 192, None),
+                (96, 192, Some(96)),
+                (24, 48, Some(24)),
+                (384, 32, None),
+                (160, 160, None),
+            ] {
                 let slabs = paired(Window::Same).slabs().len() as u64;
                 let base = ConvLayout { shortcut, biases: 1, ..pixel(cin, cout, Window::Same, Prologue::None) };
                 let layout = ConvLayout { pairs: Some(PAIRS), slabs, ..base };

@@ -39,7 +39,7 @@ STARTS = 5
 
 @dataclass(frozen=True)
 class Piece:
-    """Frames [T, H, W, 3] of a clip in a slot. `release` gives the slot back to its reader."""
+    """Frames [T, H, W, C] of a clip in a slot. `release` gives the slot back to its reader."""
 
     frames: numpy.ndarray
     last: bool

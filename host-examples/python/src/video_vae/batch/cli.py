@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_encode(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_encode, prog=parser.prog)
+    # Training sets have what the diffusion model reads.
+    parser.set_defaults(run=_encode, prog=parser.prog, latents="model")
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="a file, a folder, or @LIST with a path in each line")
     add("--shard-items", type=_positive, default=64, metavar="N", help="inputs of one shard (64)")
@@ -61,7 +62,7 @@ def _add_encode(parser: argparse.ArgumentParser) -> None:
 def _add_latents(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dtype", choices=["float16", "float32"], default="float16", help="of the stored latents (float16)")
-    add("--no-logvar", action="store_true", help="store the mean without the log-variance")
+    add("--no-logvar", action="store_true", help="with latents=raw: the mean without the log-variance")
     add("--sample", action="store_true", help="store a sample of each distribution; --set seed=N")
     add("--keep-damaged", action="store_true", help="take what is left of damaged inputs, with a warning")
 
@@ -81,7 +82,7 @@ def _add_codec(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_encode_clip(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_encode_clip, prog=parser.prog, buckets=(), max_frames=None, rate=None)
+    parser.set_defaults(run=_encode_clip, prog=parser.prog, latents="raw", buckets=(), max_frames=None, rate=None)
     parser.add_argument("source", metavar="VIDEO", help="a video file")
     parser.add_argument("--part-frames", type=_positive, default=256, metavar="N", help="latent frames of a part (256)")
     _add_latents(parser)
@@ -158,16 +159,21 @@ def _settings(options: argparse.Namespace) -> Settings:
     from .frames import FrameRule
     from .settings import Settings
 
-    parameters = dict(options.set)
+    parameters = {"latents": options.latents, **dict(options.set)}
     if options.sample:
         parameters["posterior"] = "sample"
     return Settings(
         weights=_weights(options),
         rule=FrameRule(options.buckets, options.max_frames, options.rate, options.keep_damaged),
         dtype=options.dtype,
-        logvar=not options.no_logvar and parameters.get("posterior") != "sample",
+        logvar=not options.no_logvar and _has_logvar(parameters),
         parameters=parameters,
     )
+
+
+def _has_logvar(parameters: dict[str, str]) -> bool:
+    """Log-variances belong to the mean as the network gives it."""
+    return parameters.get("posterior") != "sample" and parameters.get("latents") != "model"
 
 
 def _weights(options: argparse.Namespace) -> str:

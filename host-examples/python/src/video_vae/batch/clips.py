@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy
 
@@ -29,7 +29,7 @@ from .files import PARTIAL, AtomicFile, open_regular
 from .folder import complete_record
 from .frames import FrameIndex
 from .run import Job, WorkerMaker
-from .settings import Settings
+from .settings import Settings, said_latents
 from .shards import Sample, parse_about, parse_safetensors, read_shard, safetensors_header
 from .sources import Item, Shard
 from .timing import Timing, said_by_rate, without_times
@@ -146,10 +146,12 @@ class LatentClip:
     timing: Timing
 
     @classmethod
-    def open(cls, path: str, vae: VideoVae) -> LatentClip:
+    def open(cls, path: str, vae: VideoVae, take_latents: Callable[[dict[str, Any]], None]) -> LatentClip:
+        """`take_latents` has `vae` decode the latents that the file says."""
         with _said_of(path):
             tensors, about = _contents(path)
             latent = latent_of(tensors)
+            take_latents(about)
             size = encoded_size(about, latent.shape, vae)
             return cls(latent[0], *size, Timing.of(about, size[0]))
 
@@ -174,7 +176,7 @@ def _said_of(path: str) -> Iterator[None]:
 def decode_clip_job(source: str, settings: DecodeSettings, part_frames: int) -> Job:
     """Parts of `part_frames` video frames."""
     with VideoVae(settings.weights, "cpu") as vae:
-        clip = LatentClip.open(source, vae)
+        clip = LatentClip.open(source, vae, lambda about: vae.configure(**said_latents(about)))
     size = Path(source).stat().st_size
     firsts = range(0, clip.frames, part_frames)
     items = [Item(number, source, size, None, first) for number, first in enumerate(firsts)]
@@ -195,11 +197,12 @@ class PartDecoder(DecodeWorker):
 
     def _decode_shard(self, shard: Shard) -> dict[str, Any]:
         item = shard.items[0]
-        clip, first = LatentClip.open(item.path, self._vae), item.first or 0
-        end = min(first + self._part_frames, clip.frames)
+        first = item.first or 0
         name = f"part-{shard.index:06d}{CODECS[self._settings.codec][2]}"
         pieces: queue.Queue[Any] = queue.Queue(2)
         with self._device_turn:
+            clip = LatentClip.open(item.path, self._vae, self._take_latents)
+            end = min(first + self._part_frames, clip.frames)
             # Parts are evenly timed; frames get their times when parts are joined.
             timing = Timing(clip.timing.rate, 1 / clip.timing.rate, range(end - first))
             done = self._start_writer(self._folder / name, timing, pieces)
@@ -232,7 +235,8 @@ class PartDecoder(DecodeWorker):
                 else:
                     stream.finish()
                 while left:
-                    room = numpy.empty((min(left, 32), clip.height, clip.width, 3), numpy.uint8)
+                    size = (clip.height, clip.width, self._vae.model.pixel_channels)
+                    room = numpy.empty((min(left, 32), *size), numpy.uint8)
                     written = stream.pull(room)
                     if not written:
                         break

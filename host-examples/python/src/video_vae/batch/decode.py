@@ -24,7 +24,7 @@ from .fingerprint import bit_settings, fingerprint
 from .folder import record_path
 from .progress import Figures
 from .run import Job, WorkerMaker
-from .settings import Resources
+from .settings import Resources, latents_of, said_latents
 from .shards import Sample, read_shard
 from .sources import Item, Shard
 from .timing import Timing
@@ -89,6 +89,7 @@ class DecodeWorker:
         self._settings = settings
         self._vae = VideoVae(settings.weights, device, **settings.all_parameters())
         self.fingerprint = fingerprint(self._vae, device, settings.weights, "decode")
+        self._latents = latents_of(self._vae)
         self._figures, self._lock = Figures(), threading.Lock()
         self._folder = Path()
         self._stopped = threading.Event()
@@ -163,6 +164,7 @@ class DecodeWorker:
     def _decode(self, sample: Sample, about: dict[str, Any], stem: str) -> Future[int]:
         """Decodes a sample into the queue of a writer. `stem`: the file within the folder, without its ending."""
         latent = latent_of(sample.tensors)
+        self._take_latents(about)
         size = encoded_size(about, latent.shape, self._vae)
         timing = _timing(about, size[0])
         about.update(frames=size[0], height=size[1], width=size[2])
@@ -180,6 +182,16 @@ class DecodeWorker:
             self._hand_over(pieces, _GIVEN_UP, done)
             raise BrokenInput(str(error)) from error
         return done
+
+    def _take_latents(self, about: dict[str, Any]) -> None:
+        """Decodes the latents that the JSON beside them says, from now on; without a word, those of the settings."""
+        wanted = {**self._latents, **said_latents(about)}
+        if wanted == latents_of(self._vae):
+            return
+        try:
+            self._vae.configure(**wanted)
+        except CLIP_ERRORS as error:
+            raise BrokenInput(f"its JSON: {error}") from error
 
     def _start_writer(self, path: Path, timing: Timing, pieces: queue.Queue[Any]) -> Future[int]:
         while not self._room.acquire(timeout=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -11,7 +12,7 @@ from .. import ArgumentError, MemoryLimitError, Stream, TensorError, VideoVae
 from .ahead import Broken, Clip, Piece, Restart
 from .errors import BrokenInput
 from .fingerprint import fingerprint
-from .settings import Settings
+from .settings import Settings, latents_of
 from .sources import Item
 
 # What is wrong with the clip and not with the device.
@@ -35,6 +36,8 @@ class Encoder:
             raise
         self._sampled = self._vae.posterior == "sample"
         self._seed = self._vae.seed
+        self._channels = self._vae.model.pixel_channels
+        self._latents = latents_of(self._vae)
 
     def cancel(self) -> None:
         self._vae.cancel()
@@ -55,9 +58,37 @@ class Encoder:
                 tensors, frames = self._streamed(clip, item.first or 0)
         except CLIP_ERRORS as error:
             raise BrokenInput(str(error)) from error
-        shape = clip.shape
-        about.update(frames=frames, height=shape[1], width=shape[2], **clip.info)
+        about.update(self._about(clip, frames))
         return tensors, about
+
+    def takes_batch(self, clip: Clip, item: Item) -> bool:
+        """Whether this is an image that can be encoded beside others of its shape: samples have seeds of their own."""
+        return clip.whole and clip.shape[0] == 1 and item.span is None and not self._sampled
+
+    def encode_images(self, clips: Sequence[Clip]) -> list[tuple[dict[str, numpy.ndarray], dict[str, Any]]]:
+        """Images of one shape as a batch: of each what `encode` gives. Raises BrokenInput."""
+        pieces = [clip.pieces.get() for clip in clips]
+        try:
+            images = numpy.stack([piece.frames for piece in pieces])  # type: ignore[union-attr]
+        finally:
+            for piece in pieces:
+                piece.release()  # type: ignore[union-attr]
+        count, _, height, width, channels = images.shape
+        tensors = self._arrays(self._vae.model.latent_shape((count, channels, 1, height, width)))
+        try:
+            self._vae.encode(images, layout="BTHWC", out=self._first(tensors), logvar=tensors.get("logvar"))
+        except CLIP_ERRORS as error:
+            raise BrokenInput(str(error)) from error
+        parts = ({name: array[place] for name, array in tensors.items()} for place in range(count))
+        return [(part, self._about(clip, 1)) for part, clip in zip(parts, clips)]
+
+    def _about(self, clip: Clip, frames: int) -> dict[str, Any]:
+        return {"frames": frames, "height": clip.shape[1], "width": clip.shape[2], **clip.info, **self._latents}
+
+    @staticmethod
+    def _first(tensors: dict[str, numpy.ndarray]) -> numpy.ndarray:
+        """Of the tensors of a clip, what is no log-variance."""
+        return next(iter(tensors.values()))
 
     def _arrays(self, shape: tuple[int, ...]) -> dict[str, numpy.ndarray]:
         names = ["latent"] if self._sampled else ["mean", "logvar"] if self._settings.logvar else ["mean"]
@@ -68,9 +99,8 @@ class Encoder:
         assert isinstance(piece, Piece)
         try:
             count, height, width, _ = piece.frames.shape
-            tensors = self._arrays(self._vae.model.latent_shape((1, 3, count, height, width))[1:])
-            first = next(iter(tensors.values()))
-            self._vae.encode(piece.frames, out=first, logvar=tensors.get("logvar"))
+            tensors = self._arrays(self._vae.model.latent_shape((1, self._channels, count, height, width))[1:])
+            self._vae.encode(piece.frames, out=self._first(tensors), logvar=tensors.get("logvar"))
         finally:
             piece.release()
         return tensors, count
@@ -79,7 +109,7 @@ class Encoder:
         """A clip too long to be held, or a part from latent frame `first` on: piece by piece, the same bits."""
         while True:
             count, height, width, _ = clip.shape
-            stream = self._vae.open_stream("encode", (1, 3, count, height, width), first)
+            stream = self._vae.open_stream("encode", (1, self._channels, count, height, width), first)
             try:
                 result = self._streamed_once(clip, stream)
             except _Ended:
@@ -119,7 +149,7 @@ class Encoder:
         """Everything that is ready."""
         count, height, width, _ = shape
         while True:
-            room = self._arrays(self._vae.model.latent_shape((1, 3, count + 1, height, width))[1:])
+            room = self._arrays(self._vae.model.latent_shape((1, self._channels, count + 1, height, width))[1:])
             written = stream.pull(room.get("mean", room.get("latent")), logvar=room.get("logvar"))
             if not written:
                 return

@@ -87,7 +87,8 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _probe(vae: VideoVae, node: str) -> str:
-    clip = numpy.random.default_rng(20).integers(0, 256, (5, 64, 96, 3), dtype=numpy.uint8)
+    size = (5, 64, 96, vae.model.pixel_channels)
+    clip = numpy.random.default_rng(20).integers(0, 256, size, dtype=numpy.uint8)
     if node == "encode":
         found = vae.encode(clip, logvar=True, dtype="float32")
     else:

@@ -18,6 +18,7 @@ from .timing import Times, said_by_rate, without_times
 
 # The same pixels on every processor: no approximations that depend on its instructions.
 _SCALE = "flags=bicubic+accurate_rnd+bitexact+full_chroma_int+full_chroma_inp"
+_FORMATS = {3: "rgb24", 4: "rgba"}
 _TURNS = {90: ["transpose=clock"], 180: ["hflip", "vflip"], 270: ["transpose=cclock"]}
 
 # Damages of an input that its line in the manifest names.
@@ -26,12 +27,14 @@ _DAMAGES = 3
 
 @dataclass(frozen=True)
 class FrameRule:
-    """Which frames of an input are taken, and at which size. `keep_damaged`: also those of a damaged one."""
+    """Which frames of an input are taken, at which size, with alpha or without. `keep_damaged`: also those of a damaged
+    one."""
 
     buckets: tuple[Size, ...] = ()
     max_frames: int | None = None
     rate: str | None = None
     keep_damaged: bool = False
+    channels: int = 3
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,8 @@ def reader_version() -> str:
 
 
 class FrameReader:
-    """The frames of a file as they are stored: iteration gives PyAV frames in rgb24. `info` says what the file is, and
-    after the last frame also when each is shown and what is damaged."""
+    """The frames of a file as they are stored: iteration gives PyAV frames in rgb24 or rgba. `info` says what the file
+    is, and after the last frame also when each is shown and what is damaged."""
 
     def __init__(self, path: str, rule: FrameRule, span: FrameSpan | None = None, threads: int = 1) -> None:
         import av
@@ -248,15 +251,15 @@ class FrameReader:
             "source_rate": str(rate) if rate else None,
             "rate": self._rule.rate or (str(rate) if rate else None),
         }
-        steps = list(_TURNS.get(turn, []))
+        steps, colours = list(_TURNS.get(turn, [])), f"format={_FORMATS[self._rule.channels]}"
         if self._rule.rate:
             steps.append(f"fps={self._rule.rate}")
         if self._rule.buckets:
             bucket = choose(width, height, self._rule.buckets)
             wide, high = cover(width, height, bucket)
-            steps += [f"scale={wide}:{high}:{_SCALE}", "format=rgb24", "crop={}:{}:exact=1".format(*bucket)]
+            steps += [f"scale={wide}:{high}:{_SCALE}", colours, "crop={}:{}:exact=1".format(*bucket)]
         else:
-            steps += [f"scale={_SCALE}", "format=rgb24"]
+            steps += [f"scale={_SCALE}", colours]
         return self._chain(frame, steps)
 
     def _chain(self, frame: Any, steps: list[str]) -> Any:

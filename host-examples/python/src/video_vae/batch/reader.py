@@ -24,7 +24,7 @@ _STEP = 32 << 20
 
 
 class Slot:
-    """Shared memory for frames [T, H, W, 3]. It grows and never shrinks."""
+    """Shared memory for frames [T, H, W, C]. It grows and never shrinks."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -39,10 +39,10 @@ class Slot:
         os.ftruncate(self._descriptor, size)
         self._map, self.size = mmap.mmap(self._descriptor, size), size
 
-    def put(self, offset: int, frame: Any) -> None:
-        """Copies an rgb24 frame without the padding of its rows."""
+    def put(self, offset: int, frame: Any, channels: int) -> None:
+        """Copies a frame without the padding of its rows."""
         assert self._map is not None
-        plane, row = frame.planes[0], 3 * frame.width
+        plane, row = frame.planes[0], channels * frame.width
         pixels = numpy.frombuffer(plane, numpy.uint8).reshape(frame.height, plane.line_size)
         room = numpy.frombuffer(self._map, numpy.uint8, frame.height * row, offset)
         room.reshape(frame.height, row)[:] = pixels[:, :row]
@@ -87,12 +87,16 @@ class Reader:
                 if slot is None:
                     slot = self._take()
                     size = (frame.height, frame.width)
-                    room = max(self._slot_bytes // (3 * size[0] * size[1]), 1)
+                    room = max(self._slot_bytes // self._bytes(size), 1)
                 self._slots[slot].reserve(self._wanted(slot, size, count, room, span or frames.frames_hint))
-                self._slots[slot].put(count * 3 * size[0] * size[1], frame)
+                self._slots[slot].put(count * self._bytes(size), frame, self._rule.channels)
                 count += 1
             assert slot is not None
             self._send(ticket, slot, count, size, True, frames.info)
+
+    def _bytes(self, size: tuple[int, int]) -> int:
+        """Of a frame."""
+        return self._rule.channels * size[0] * size[1]
 
     def _take(self) -> int:
         while not self._free:
@@ -101,7 +105,7 @@ class Reader:
 
     def _wanted(self, slot: int, size: tuple[int, int], count: int, room: int, hint: int | FrameSpan) -> int:
         """How large the slot has to be for one more frame."""
-        frame = 3 * size[0] * size[1]
+        frame = self._bytes(size)
         if (count + 1) * frame <= self._slots[slot].size:
             return 0
         known = hint.count if isinstance(hint, FrameSpan) else hint
@@ -113,7 +117,7 @@ class Reader:
     def _send(
         self, ticket: int, slot: int, count: int, size: tuple[int, int], last: bool, info: dict[str, Any]
     ) -> None:
-        self._control.send(("piece", ticket, slot, (count, *size, 3), last, info))
+        self._control.send(("piece", ticket, slot, (count, *size, self._rule.channels), last, info))
 
 
 def main() -> None:

@@ -67,7 +67,8 @@ def run(
     quiet: bool = False,
     unit: str = "clip",
 ) -> dict[str, Any]:
-    """Does what is not complete yet. `unit` names an item to people. Answers the figures of this invocation; `skipped` items were complete."""
+    """Does what is not complete yet. `unit` names an item to people. Answers the figures of this invocation; `skipped`
+    items were complete."""
     with RunFolder(out) as folder:
         workers = engine()
         try:

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .errors import BrokenInput
 from .fingerprint import bit_settings
 from .frames import FrameRule
+
+if TYPE_CHECKING:
+    from .. import VideoVae
+
+# What says how latents relate to those of the network.
+_LATENTS = ("latents", "latent_format", "scaling_factor")
+
+
+def latents_of(vae: VideoVae) -> dict[str, Any]:
+    """Which latents an object has: these settings, as a sample's JSON has them."""
+    return {key: getattr(vae, key) for key in _LATENTS}
+
+
+def said_latents(about: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a sample's latents that its JSON has. Raises BrokenInput."""
+    said = {key: about[key] for key in _LATENTS if key in about}
+    for key, value in said.items():
+        if not isinstance(value, (str, int, float)):
+            raise BrokenInput(f"its JSON: {key} is a {type(value).__name__}; it must be text or a number")
+    return said
 
 
 @dataclass(frozen=True)

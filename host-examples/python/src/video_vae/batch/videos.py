@@ -19,6 +19,9 @@ _THREADS = 1
 FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".png": "image2"}
 # Encoder, pixel format and extension.
 CODECS = {"h264": ("libx264", "yuv420p", ".mp4"), "ffv1": ("ffv1", "bgr0", ".mkv")}
+# Of frames by their channels, and what lossless files are written in. H.264 has no alpha.
+_FRAMES = {3: "rgb24", 4: "rgba"}
+_WITH_ALPHA = {"bgr0": "bgra", "rgb24": "rgba"}
 
 
 def video_name(stem: str, frames: int, codec: str) -> str:
@@ -27,7 +30,7 @@ def video_name(stem: str, frames: int, codec: str) -> str:
 
 
 class VideoWriter:
-    """Appends frames [T, H, W, 3] to a file; `commit` makes it appear."""
+    """Appends frames [T, H, W, C] to a file; `commit` makes it appear."""
 
     def __init__(self, path: Path, codec: str, timing: Timing, crf: int = 18) -> None:
         import av
@@ -48,9 +51,10 @@ class VideoWriter:
     def add(self, frames: numpy.ndarray) -> None:
         with self._failures():
             if self._stream is None:
-                self._open(*frames.shape[1:3])
+                self._open(*frames.shape[1:])
             for frame in frames:
-                picture = self._av.VideoFrame.from_ndarray(numpy.ascontiguousarray(frame), format="rgb24")
+                colours = _FRAMES[frame.shape[-1]]
+                picture = self._av.VideoFrame.from_ndarray(numpy.ascontiguousarray(frame), format=colours)
                 picture.pts, picture.time_base = self._timing.times[self._count], self._timing.base
                 self._count += 1
                 self._container.mux(self._stream.encode(picture))
@@ -73,7 +77,9 @@ class VideoWriter:
             self._container.close()
         self._partial.unlink(missing_ok=True)
 
-    def _open(self, height: int, width: int) -> None:
+    def _open(self, height: int, width: int, channels: int) -> None:
+        if channels == 4:
+            self._pixels = _WITH_ALPHA.get(self._pixels, self._pixels)
         # Chroma at half size needs even sizes: the last row and column are cut off.
         if self._pixels == "yuv420p":
             height, width = max(height & ~1, 2), max(width & ~1, 2)

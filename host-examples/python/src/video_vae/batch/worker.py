@@ -13,17 +13,19 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy
 
+from .. import VideoVae
 from .ahead import Clip, ReadAhead
 from .encoder import Encoder
 from .errors import BatchError, BrokenInput
 from .files import write_atomic
 from .folder import record_path
+from .frames import FrameRule
 from .progress import Figures
 from .settings import Resources, Settings
 from .shards import ShardWriter
@@ -66,9 +68,9 @@ class Worker:
         self._figures = Figures()
         self._failure: BaseException | None = None
         self._closing = False
-        # The readers start while the model is loaded.
+        # The readers start while the weights are loaded.
         self._ahead = ReadAhead(
-            resources.readers, settings.rule, resources.slot_bytes, self._on_clip, self._on_broken, self._fail
+            resources.readers, _rule(settings), resources.slot_bytes, self._on_clip, self._on_broken, self._fail
         )
         try:
             self._encoder = Encoder(settings, device)
@@ -151,24 +153,32 @@ class Worker:
     def _run_device(self) -> None:
         shape: tuple[int, ...] | None = None
         while True:
-            clip = self._next_clip(shape)
-            if clip is None:
+            clips = self._next_clips(shape)
+            if not clips:
                 return
-            shape = clip.shape
-            with self._changed:
-                item = self._items[clip.ticket]
+            shape = clips[0].shape
             start = time.perf_counter()
             try:
-                tensors, about = self._encoder.encode(clip, item)
+                found = self._encoded(clips)
             except BrokenInput as error:
-                self._resolve(clip.ticket, {"error": str(error)}, None)
+                for clip in clips:
+                    self._resolve(clip.ticket, {"error": str(error)}, None)
                 continue
             with self._changed:
                 self._figures.device_seconds += time.perf_counter() - start
-            self._resolve(clip.ticket, about, tensors)
+            for clip, (tensors, about) in zip(clips, found):
+                self._resolve(clip.ticket, about, tensors)
 
-    def _next_clip(self, shape: tuple[int, ...] | None) -> Clip | None:
-        """A clip that is ready; one of the last clip's shape needs no new plan."""
+    def _encoded(self, clips: list[Clip]) -> list[tuple[dict[str, numpy.ndarray], dict[str, Any]]]:
+        if len(clips) > 1:
+            return self._encoder.encode_images(clips)
+        with self._changed:
+            item = self._items[clips[0].ticket]
+        return [self._encoder.encode(clips[0], item)]
+
+    def _next_clips(self, shape: tuple[int, ...] | None) -> list[Clip]:
+        """A clip that is ready, or all images of one shape that are. Those of the last shape need no new plan. None at
+        the end."""
         start = time.perf_counter()
         with self._changed:
             # Waiting for something to do is not waiting for frames.
@@ -178,10 +188,17 @@ class Worker:
             while not self._ready and not self._closing and self._failure is None:
                 self._changed.wait()
             if self._closing or self._failure is not None:
-                return None
+                return []
             self._figures.feed_wait_seconds += time.perf_counter() - start
             same = (place for place, clip in enumerate(self._ready) if clip.shape == shape)
-            return self._ready.pop(next(same, 0))
+            clips = [self._ready.pop(next(same, 0))]
+            if self._is_image(clips[0]):
+                clips += [clip for clip in self._ready if clip.shape == clips[0].shape and self._is_image(clip)]
+                self._ready = [clip for clip in self._ready if clip not in clips]
+            return clips
+
+    def _is_image(self, clip: Clip) -> bool:
+        return self._encoder.takes_batch(clip, self._items[clip.ticket])
 
     # ---- The writer ----
 
@@ -273,3 +290,9 @@ class Worker:
         thread = threading.Thread(target=run, name=f"{name} {self.device}", daemon=True)
         thread.start()
         return thread
+
+
+def _rule(settings: Settings) -> FrameRule:
+    """Frames with alpha for a model that has it."""
+    with VideoVae(settings.weights, "cpu") as vae:
+        return replace(settings.rule, channels=vae.model.pixel_channels)

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ash::vk;
 
 use self::api::HostMemory;
-use self::driver::{Context, DeviceBlock, Instance, PhysicalDevice, VulkanQueue};
+use self::driver::{Context, DeviceBlock, Instance, VulkanQueue};
 use self::launch::Launcher;
 use super::device::DeviceInfo;
 use super::gpu::{GpuBackend, LaunchLimit};
@@ -45,7 +45,7 @@ impl Vulkan {
             )));
         }
         let context = Context::shared(index)?;
-        let rates = estimated_rates(&context.physical, precision);
+        let rates = estimated_rates(&context, precision);
         let (queue, limit) = (VulkanQueue::new(&context)?, LaunchLimit::new(&rates));
         let launcher = Launcher { sizes: VulkanSizes { precision }, context, queue, limit };
         Ok(Vulkan { launcher, rates })
@@ -64,13 +64,17 @@ impl Drop for Vulkan {
 }
 
 /// What a device of its type has at least. A driver does not tell how fast its device is.
-fn estimated_rates(physical: &PhysicalDevice, precision: Precision) -> Rates {
-    let (products, memory, copies) = match physical.kind {
+fn estimated_rates(context: &Context, precision: Precision) -> Rates {
+    let kind = context.physical.kind;
+    let has_matrices = precision == Precision::Fp16 && context.matrix.is_some();
+    let (products, memory, copies) = match kind {
         vk::PhysicalDeviceType::DISCRETE_GPU | vk::PhysicalDeviceType::VIRTUAL_GPU => (4e12, 3e11, 1.2e10),
         vk::PhysicalDeviceType::CPU => (4e9, 5e9, 5e9),
         _ => (5e11, 4e10, 2e10),
     };
-    let memory = if precision == Precision::Fp32 { memory * 0.9 } else { memory };
+    let is_gpu = kind != vk::PhysicalDeviceType::CPU;
+    // Cards with matrix units have several times as many products with them.
+    let products = if has_matrices && is_gpu { 5.0 * products } else { products };
     Rates { products, memory, copies, copy_contention: 0.1 }
 }
 
@@ -128,7 +132,10 @@ impl DeviceFacts for Vulkan {
     /// Division and square root are the driver's.
     fn arithmetic(&self) -> String {
         let physical = &self.context().physical;
-        format!("Vulkan on {} by {}", physical.name, physical.driver)
+        let matrix = self.context().matrix.filter(|_| self.precision() == Precision::Fp16);
+        let unit =
+            matrix.map_or(String::new(), |shape| format!(" with matrices of {} x {} x {}", shape.m, shape.n, shape.k));
+        format!("Vulkan on {} by {}{unit}", physical.name, physical.driver)
     }
 
     fn notes(&self) -> Vec<Note> {

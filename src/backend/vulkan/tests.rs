@@ -75,7 +75,8 @@ fn assert_close(most: f64, what: &str, right: &[f32], find: impl Fn(&Vulkan) -> 
     }
 }
 
-/// A convolution of two frames, with a residual and a shortcut if the layout has one, and then the norm of its output.
+/// A convolution of two frames, with a residual and a shortcut if the layout has one, and then one behind the norm of its
+/// output.
 fn convolved<B: RawMemory>(backend: &B, layout: &ConvLayout, input: FrameShape) -> Vec<f32> {
     let output = layout.window.output(input, layout.cout);
     let next =
@@ -84,11 +85,11 @@ fn convolved<B: RawMemory>(backend: &B, layout: &ConvLayout, input: FrameShape) 
     let sizes = backend.sizes();
     let (mut places, groups) = (BlockPlaces::default(), layout.norm.groups());
     let frames = places.frames(sizes.frame_bytes(input, groups), 2);
-    let [added, out, normalised] = [(); 3].map(|()| places.frames(sizes.frame_bytes(output, groups), 2));
+    let [added, out, normalised, last] = [(); 4].map(|()| places.frames(sizes.frame_bytes(output, groups), 2));
     let shape = output.with_channels(layout.shortcut.unwrap_or(1));
     let shortcuts = places.frames(sizes.frame_bytes(shape, groups), 2);
     let room = Room {
-        scratch: sizes.conv_scratch(layout, input, 2),
+        scratch: sizes.conv_scratch(layout, input, 2).max(sizes.conv_scratch(&next, output, 2)),
         staging: [input, output, shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap(),
         ..Room::default()
     };
@@ -102,16 +103,21 @@ fn convolved<B: RawMemory>(backend: &B, layout: &ConvLayout, input: FrameShape) 
         terms.extend(layout.shortcut.map(|_| (shortcuts[i], layout.slabs as u8)));
         frame(&terms, i as u8, (i == 1).then_some(added[i]), out[i])
     };
-    let (statistics, partial_sums) = (groups > 0, PartialSums::NONE);
-    let frames = vec![of(0), of(1)];
-    job.run(
-        Op::Conv(ConvOp { layer: 0, layout: *layout, weights: None, input, frames, statistics, partial_sums }),
-        &weights,
-    );
-    let frames = out.iter().copied().zip(normalised.iter().copied()).collect();
-    job.run(Op::Normalise(NormaliseOp { layer: 1, layout: next, weights: None, shape: output, frames }), &weights);
+    let conv = |layer, layout: &ConvLayout, input, frames| {
+        let (layout, statistics, partial_sums) = (*layout, groups > 0, PartialSums::NONE);
+        Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics, partial_sums })
+    };
+    job.run(conv(0, layout, input, vec![of(0), of(1)]), &weights);
+    let mut read = out.clone();
+    if !backend.profile().fuses_norm {
+        let frames = out.iter().copied().zip(normalised.iter().copied()).collect();
+        job.run(Op::Normalise(NormaliseOp { layer: 1, layout: next, weights: None, shape: output, frames }), &weights);
+        read = normalised;
+    }
+    let behind = |i: usize| frame(&[(read[i], 1)], 0, None, last[i]);
+    job.run(conv(1, &next, output, vec![behind(0), behind(1)]), &weights);
     let mut all = job.store(output, &out);
-    all.extend(job.store(output, &normalised));
+    all.extend(job.store(output, &last));
     all
 }
 
@@ -203,7 +209,8 @@ fn every_placement_has_the_bits_of_whole_frames() {
 /// Values as a cache in 8 bits gives them back, computed by the test.
 #[test]
 fn caches_in_8_bits_round_as_defined() {
-    let head = layout(3, CHANNELS, Window::Same, Prologue::None);
+    let norm = Norm::Group { groups: 8 };
+    let head = ConvLayout { norm, ..layout(3, CHANNELS, Window::Same, Prologue::None) };
     let layer = layout(CHANNELS, CHANNELS, Window::Same, Prologue::NormSilu);
     for gpu in &gpus() {
         let run = |cache| run_chunks(gpu, (&head, &layer), SIZE, cache, CacheFormat::U8).1;

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use ash::vk;
+use ash::{khr, vk};
 use parking_lot::Mutex;
 
 use super::error::check;
 use super::instance::{Instance, PhysicalDevice};
+use super::matrix::MatrixShape;
 use super::memory::MappedMemory;
 use super::pipeline::{self, Shader};
 use super::queue::Submitted;
@@ -27,6 +28,9 @@ pub struct DeviceQueues {
     queues: Vec<Mutex<vk::Queue>>,
 }
 
+/// "off": kernels use no matrix unit, as on devices that have none.
+const MATRICES_VARIABLE: &str = "VVAE_VULKAN_MATRICES";
+
 /// At most so many queues of a family: two bands compute beside each other, and two copies run each way.
 const MOST_QUEUES: u32 = 2;
 
@@ -36,6 +40,8 @@ pub struct Context {
     compute: DeviceQueues,
     /// Of copies alone, if the device has a family for them.
     copy: Option<DeviceQueues>,
+    /// How kernels use its matrix unit, if they do.
+    pub matrix: Option<MatrixShape>,
     pub layout: vk::PipelineLayout,
     pub pipelines: Mutex<HashMap<Shader, vk::Pipeline>>,
     lost: AtomicBool,
@@ -77,7 +83,9 @@ impl Context {
             .flatten()
             .map(|f| (f, families[f as usize].queue_count.min(MOST_QUEUES)))
             .collect();
-        let device = open_device(&instance.raw, &physical, &chosen)?;
+        let uses_matrices = physical.has_matrices && std::env::var_os(MATRICES_VARIABLE).is_none_or(|set| set != "off");
+        let matrix = if uses_matrices { MatrixShape::of(instance, physical.handle)? } else { None };
+        let device = open_device(&instance.raw, &physical, &chosen, matrix.is_some())?;
         let queues = |family: u32, count: u32| DeviceQueues {
             family,
             // SAFETY: as many were asked for.
@@ -96,6 +104,7 @@ impl Context {
             copy: chosen.get(1).map(|(family, count)| queues(*family, *count)),
             device,
             physical,
+            matrix,
             layout,
             pipelines: Mutex::default(),
             lost: AtomicBool::new(false),
@@ -182,7 +191,12 @@ fn queue_families(families: &[vk::QueueFamilyProperties]) -> Option<(u32, Option
     Some((computes, copies))
 }
 
-fn open_device(instance: &ash::Instance, physical: &PhysicalDevice, queues: &[(u32, u32)]) -> Result<ash::Device> {
+fn open_device(
+    instance: &ash::Instance,
+    physical: &PhysicalDevice,
+    queues: &[(u32, u32)],
+    matrices: bool,
+) -> Result<ash::Device> {
     let base = vk::PhysicalDeviceFeatures::default().shader_int64(true).sparse_binding(physical.sparse);
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
@@ -190,22 +204,30 @@ fn open_device(instance: &ash::Instance, physical: &PhysicalDevice, queues: &[(u
         .buffer_device_address(true)
         .scalar_block_layout(true)
         .timeline_semaphore(true)
-        .vulkan_memory_model(true);
-    let mut v13 = vk::PhysicalDeviceVulkan13Features::default().synchronization2(true).maintenance4(true);
+        .vulkan_memory_model(true)
+        .shader_float16(matrices);
+    let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
+        .synchronization2(true)
+        .maintenance4(true)
+        .subgroup_size_control(matrices)
+        .compute_full_subgroups(matrices);
+    let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+    let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
     let priorities = [1.0; MOST_QUEUES as usize];
-    let wanted: Vec<_> = queues
-        .iter()
-        .map(|(family, count)| {
-            let first = &priorities[..*count as usize];
-            vk::DeviceQueueCreateInfo::default().queue_family_index(*family).queue_priorities(first)
-        })
-        .collect();
-    let info = vk::DeviceCreateInfo::default()
+    let family = |(family, count): &(u32, u32)| {
+        let first = &priorities[..*count as usize];
+        vk::DeviceQueueCreateInfo::default().queue_family_index(*family).queue_priorities(first)
+    };
+    let wanted: Vec<_> = queues.iter().map(family).collect();
+    let mut info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&wanted)
         .enabled_features(&base)
         .push_next(&mut v11)
         .push_next(&mut v12)
         .push_next(&mut v13);
+    if matrices {
+        info = info.enabled_extension_names(&extensions).push_next(&mut matrix);
+    }
     // SAFETY: the structures live during the call.
     check(&format!("opening {}", physical.name), unsafe { instance.create_device(physical.handle, &info, None) })
 }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use ash::{ext, vk};
+use ash::{ext, khr, vk};
 
 use super::error::check;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ const LEAST_VERSION: u32 = vk::API_VERSION_1_3;
 /// The loader. It lives as long as the process: drivers do not like to be opened and closed.
 pub struct Instance {
     pub raw: ash::Instance,
-    _entry: ash::Entry,
+    pub entry: ash::Entry,
 }
 
 impl Instance {
@@ -32,7 +32,7 @@ impl Instance {
         let info = vk::InstanceCreateInfo::default().application_info(&application);
         // SAFETY: the structures live during the call.
         let raw = check("opening Vulkan", unsafe { entry.create_instance(&info, None) })?;
-        Ok(Instance { raw, _entry: entry })
+        Ok(Instance { raw, entry })
     }
 
     /// All devices, in the loader's order. Their place in it is their index.
@@ -57,6 +57,8 @@ pub struct PhysicalDevice {
     extensions: Vec<String>,
     features: Vec<(&'static str, bool)>,
     pub sparse: bool,
+    /// Whether kernels may use its matrix unit.
+    pub has_matrices: bool,
     /// Bytes that one allocation may have for certain.
     pub largest_allocation: u64,
 }
@@ -78,6 +80,8 @@ impl PhysicalDevice {
         let properties = all.properties;
         // SAFETY: as above.
         let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
+        let extensions: Vec<String> = extensions.iter().map(|one| text(&one.extension_name)).collect();
+        let has_extension = extensions.iter().any(|name| name.as_bytes() == khr::cooperative_matrix::NAME.to_bytes());
         let (features, sparse) = features(instance, handle);
         PhysicalDevice {
             handle,
@@ -88,7 +92,8 @@ impl PhysicalDevice {
             // SAFETY: as above.
             memory: unsafe { instance.get_physical_device_memory_properties(handle) },
             version: properties.api_version,
-            extensions: extensions.iter().map(|one| text(&one.extension_name)).collect(),
+            has_matrices: has_extension && has_matrices(instance, handle),
+            extensions,
             features,
             sparse,
             largest_allocation: limits.max_memory_allocation_size,
@@ -159,4 +164,18 @@ fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'sta
         ("maintenance4", v13.maintenance4),
     ];
     (required.map(|(name, has)| (name, has == vk::TRUE)).into(), base.sparse_binding == vk::TRUE)
+}
+
+/// Whether a device that has the extension can do all that kernels of matrices need.
+fn has_matrices(instance: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
+    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
+    let mut all =
+        vk::PhysicalDeviceFeatures2::default().push_next(&mut matrices).push_next(&mut v12).push_next(&mut v13);
+    // SAFETY: the device is of this instance.
+    unsafe { instance.get_physical_device_features2(handle, &mut all) };
+    let needed =
+        [matrices.cooperative_matrix, v12.shader_float16, v13.subgroup_size_control, v13.compute_full_subgroups];
+    needed.iter().all(|has| *has == vk::TRUE)
 }

@@ -3,12 +3,13 @@
 mod context;
 mod error;
 mod instance;
+mod matrix;
 mod memory;
 mod pipeline;
 mod queue;
 
 pub use context::Context;
-pub use instance::{Instance, PhysicalDevice};
+pub use instance::Instance;
 pub use memory::{DeviceBlock, MappedMemory};
 pub use pipeline::Shader;
 pub use queue::{Event, LaunchSize, VulkanQueue};

@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 pub enum Shader {
     /// By output channels of a tile.
     Conv(Precision, u64),
+    /// The same in f16 by the matrix unit.
+    ConvMatrix(u64),
     Attention(Precision),
     Norm(Precision),
     NormPixel(Precision),
@@ -42,6 +44,9 @@ impl Shader {
             Shader::Conv(precision, 32) => by_precision!(precision, "conv_32"),
             Shader::Conv(precision, 96) => by_precision!(precision, "conv_96"),
             Shader::Conv(precision, _) => by_precision!(precision, "conv_128"),
+            Shader::ConvMatrix(32) => include_bytes!("../shaders/spirv/conv_matrix_32.spv"),
+            Shader::ConvMatrix(96) => include_bytes!("../shaders/spirv/conv_matrix_96.spv"),
+            Shader::ConvMatrix(_) => include_bytes!("../shaders/spirv/conv_matrix_128.spv"),
             Shader::Attention(precision) => by_precision!(precision, "attention"),
             Shader::Norm(precision) => by_precision!(precision, "norm"),
             Shader::NormPixel(precision) => by_precision!(precision, "norm_pixel"),
@@ -77,13 +82,28 @@ impl Context {
         let words = util::read_spv(&mut std::io::Cursor::new(shader.code()));
         let words = words.map_err(|why| Error::Internal(format!("{doing}: {why}")))?;
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // Of the matrix unit: the constants of `conv_matrix.comp`.
+        let matrix = self.matrix.filter(|_| matches!(shader, Shader::ConvMatrix(_)));
+        let constants = matrix.map_or([0; 4], |shape| [shape.m, shape.n, shape.k, shape.subgroups()]);
+        let entries: [vk::SpecializationMapEntry; 4] = std::array::from_fn(|i| {
+            vk::SpecializationMapEntry::default().constant_id(i as u32).offset(4 * i as u32).size(4)
+        });
+        let bytes: Vec<u8> = constants.iter().flat_map(|constant| constant.to_ne_bytes()).collect();
+        let special = vk::SpecializationInfo::default().map_entries(&entries).data(&bytes);
+        let subgroup = matrix.map_or(0, |shape| shape.subgroup);
+        let mut size =
+            vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(subgroup);
         // SAFETY: the structures live during the calls, and the module until the pipeline is made.
         let made = unsafe {
             let module = self.check(&doing, self.device.create_shader_module(&info, None))?;
-            let stage = vk::PipelineShaderStageCreateInfo::default()
+            let mut stage = vk::PipelineShaderStageCreateInfo::default()
                 .stage(vk::ShaderStageFlags::COMPUTE)
                 .module(module)
                 .name(c"main");
+            if matrix.is_some() {
+                let full = vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS;
+                stage = stage.flags(full).specialization_info(&special).push_next(&mut size);
+            }
             let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
             let made = self.device.create_compute_pipelines(vk::PipelineCache::null(), &[info], None);
             self.device.destroy_shader_module(module, None);

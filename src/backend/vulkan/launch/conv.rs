@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::params::{self, ConvParams, MAIN, MAX_TERMS, OutFrame, SHORTCUT, Source, Term};
 use super::{Launcher, MAX_FRAMES, WeightAddresses, per_frame};
+use crate::backend::Precision;
 use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::{self, K_BLOCK, TILE, channel_stride, padded_outputs, tile_channels};
@@ -140,10 +141,19 @@ impl ConvCase<'_> {
 }
 
 impl Launcher {
+    /// By layout and device alone.
+    fn conv_shader(&self, layout: &ConvLayout) -> Shader {
+        let tile = tile_channels(layout);
+        match (self.sizes.precision, self.context.matrix) {
+            (Precision::Fp16, Some(_)) => Shader::ConvMatrix(tile),
+            (precision, _) => Shader::Conv(precision, tile),
+        }
+    }
+
     fn launch_conv(&self, case: &ConvCase, frames: &[ConvFrame<Offsets>]) -> Result<()> {
         let (layout, rows) = (case.conv.layout, &case.band.rows);
         let params = case.params(frames)?;
-        let shader = Shader::Conv(self.sizes.precision, tile_channels(layout));
+        let shader = self.conv_shader(layout);
         let queue = case.band.queue.unwrap_or(&self.queue);
         let columns = (params.width as u32).div_ceil(TILE.1 as u32);
         let depth = frames.len() as u32 * params.phases as u32 * params.channel_tiles as u32;

@@ -33,7 +33,10 @@ fn kernels() -> Vec<Kernel> {
         }
         for tile in TILES {
             let defines = vec![(define, None), ("TILE_CHANNELS", Some(tile))];
-            all.push(Kernel { source: "conv", output: format!("conv_{tile}.{precision}"), defines });
+            all.push(Kernel { source: "conv", output: format!("conv_{tile}.{precision}"), defines: defines.clone() });
+            if precision == "fp16" {
+                all.push(Kernel { source: "conv_matrix", output: format!("conv_matrix_{tile}"), defines });
+            }
         }
     }
     all.extend(OF_FLOATS.map(|source| Kernel { source, output: source.into(), defines: Vec::new() }));

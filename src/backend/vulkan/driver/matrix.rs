@@ -1,0 +1,83 @@
+//! The matrix unit of a device, as kernels use it: f16 products with f32 sums.
+
+use ash::{khr, vk};
+
+use super::instance::Instance;
+use crate::error::Result;
+
+/// Threads of a workgroup, pixels of a tile, and its output channels: those of `shaders/conv_matrix.comp`.
+const THREADS: u32 = 256;
+const PIXELS: u32 = 128;
+const TILE_CHANNELS: [u32; 3] = [32, 96, 128];
+/// Rows of matrices that a subgroup has, input channels of a step, and output channels that go through memory at a time.
+const ROWS: u32 = 2;
+const K_BLOCK: u32 = 16;
+const CHUNK: u32 = 32;
+/// Shapes that kernels may take, the best first.
+const SHAPES: [(u32, u32, u32); 6] = [(16, 16, 16), (16, 8, 16), (8, 16, 16), (8, 8, 16), (16, 8, 8), (8, 8, 8)];
+/// With a choice, every vendor's matrix unit works with subgroups of this size.
+const SUBGROUP: u32 = 32;
+
+/// Rows of pixels, output channels and input channels of a product; and the size of the subgroups that compute it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatrixShape {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub subgroup: u32,
+}
+
+impl MatrixShape {
+    /// The shape for a device. `None` if it has no matrix unit that kernels can use.
+    pub fn of(instance: &Instance, device: vk::PhysicalDevice) -> Result<Option<MatrixShape>> {
+        let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+        let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut sizes);
+        // SAFETY: the device is of this instance.
+        unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
+        let subgroup = SUBGROUP.clamp(sizes.min_subgroup_size, sizes.max_subgroup_size);
+        let matrices = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
+        // SAFETY: as above, and the device has the extension.
+        let known = unsafe { matrices.get_physical_device_cooperative_matrix_properties(device) };
+        let known = super::error::check("asking for matrices", known)?;
+        let (f16, f32) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+        let is_known = |(m, n, k): &(u32, u32, u32)| {
+            known.iter().any(|one| {
+                (one.m_size, one.n_size, one.k_size) == (*m, *n, *k)
+                    && (one.a_type, one.b_type, one.c_type, one.result_type) == (f16, f16, f32, f32)
+                    && one.scope == vk::ScopeKHR::SUBGROUP
+            })
+        };
+        let shapes = SHAPES.into_iter().filter(is_known).map(|(m, n, k)| MatrixShape { m, n, k, subgroup });
+        Ok(shapes.into_iter().find(MatrixShape::divides_tiles))
+    }
+
+    /// Subgroups of a workgroup.
+    pub fn subgroups(&self) -> u32 {
+        THREADS / self.subgroup
+    }
+
+    /// Whether every tile is divided evenly among subgroups.
+    fn divides_tiles(&self) -> bool {
+        let row_groups = PIXELS / self.m / ROWS;
+        let column_groups = self.subgroups() / row_groups;
+        column_groups > 0
+            && self.subgroups().is_multiple_of(row_groups)
+            && K_BLOCK.is_multiple_of(self.k)
+            && CHUNK.is_multiple_of(self.n)
+            && TILE_CHANNELS.iter().all(|channels| (channels / self.n).is_multiple_of(column_groups))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_shapes_divide_tiles() {
+        let divides = |(m, n, k), subgroup| MatrixShape { m, n, k, subgroup }.divides_tiles();
+        assert!(divides((16, 16, 16), 32), "NVIDIA, AMD");
+        assert!(divides((8, 16, 16), 16), "Intel");
+        assert!(divides((8, 8, 8), 8), "lavapipe");
+        assert!(!divides((16, 16, 16), 8) && !divides((32, 32, 16), 32));
+    }
+}

@@ -3,6 +3,7 @@
 //! A result depends on the input frames only; not on how many frames share a call, nor on the number of threads. That
 //! makes bits independent of how a clip is cut. Knows no model, no plan and no clip.
 
+mod absent;
 pub mod allocator;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -15,6 +16,7 @@ mod tensor_copy;
 #[cfg(test)]
 pub mod tests;
 
+pub use absent::AbsentDevice;
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use host_stream::HostStream;

@@ -512,7 +512,7 @@ int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_inf
 // first on; "complete" says whether these are all. [handle]
 //
 //     {"devices": [{
-//       "device": "cuda:0", "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
+//       "device": "cuda:0", "absent": null, "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
 //       "exact": true, "tiles": [1, 1], "seconds": 3.6, "device_bytes": 6342836224, "host_bytes": 9215926272,
 //       "limit_bytes": 6442450944, "host_limit_bytes": 118111600640, "text": "decode ...",
 //       "complete": false, "frames_shown": 60, "seconds_shown": 2.6,
@@ -522,6 +522,7 @@ int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_inf
 //                  "last": 2}, ...],
 //       "fixed": [{"memory": "device", "content": "weights", "offset": 0, "bytes": 250613760}, ...]}]}
 //
+// "absent" is null, or the name of the card that device_like names: all times are estimates by its published rates.
 // Steps run one after the other from their estimated "start" on. Of "seconds", "waited" are spent waiting for weights.
 // Copies of bytes_up to the device and bytes_down to host memory run beside them from "copies_start" on. A slot holds
 // its content from the start of step "first" to the end of step "last". Offsets count as if all blocks of a memory

@@ -92,16 +92,6 @@ if $windows; then
     (cd "$work/stage" && find "$name" | LC_ALL=C sort | TZ=UTC zip -qX -@ "$dist/$name.zip")
 fi
 
-# wheel PLATFORM LIBRARY COMMAND
-wheel() {
-    rm -rf "$work/wheel"
-    cp -r "$root/host-examples/python" "$work/wheel"
-    cp "$root/LICENSE" "$work/wheel"
-    VIDEO_VAE_LIBRARY=$2 VIDEO_VAE_COMMAND=$3 VIDEO_VAE_NOTICES=$work/stage/THIRD-PARTY.md VIDEO_VAE_ROOT=$root \
-        "$tools/bin/pip" wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w "$dist" \
-        -C--build-option=--plat-name="$1" "$work/wheel"
-}
-
 say "Wheels"
 wheel "manylinux_${glibc/./_}_x86_64" "$work/stage/linux/libvideo_vae.so" "$work/stage/linux/vvae"
 if $windows; then

@@ -44,3 +44,13 @@ framework() {
     folder=$("$tools/bin/python" -c 'import pathlib, dotnetcore2; print(pathlib.Path(dotnetcore2.__file__).parent / "bin")')
     echo "$folder"/shared/Microsoft.NETCore.App/*
 }
+
+# wheel PLATFORM LIBRARY COMMAND
+wheel() {
+    rm -rf "$work/wheel"
+    cp -r "$root/host-examples/python" "$work/wheel"
+    cp "$root/LICENSE" "$work/wheel"
+    VIDEO_VAE_LIBRARY=$2 VIDEO_VAE_COMMAND=$3 VIDEO_VAE_NOTICES=$work/stage/THIRD-PARTY.md VIDEO_VAE_ROOT=$root \
+        "$tools/bin/pip" wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w "$dist" \
+        -C--build-option=--plat-name="$1" "$work/wheel"
+}

@@ -30,7 +30,7 @@ not_tried() { printf 'not tried: %s\n' "$*" | tee -a "$table"; }
 clean() { env -i PATH=/usr/bin:/bin HOME="$place/home" LC_ALL=C.UTF-8 TMPDIR="$place" "$@"; }
 mkdir -p "$place/home"
 
-linux_wheel=$(echo "$dist"/*-manylinux*.whl)
+linux_wheel=$(echo "$dist"/*-manylinux*_x86_64.whl)
 windows_wheel=$(echo "$dist"/*-win_amd64.whl)
 archive=$dist/video-vae-$version-linux-x86_64.tar.gz
 windows_archive=$dist/video-vae-$version-windows-x86_64.zip

@@ -77,9 +77,72 @@ fn plan_prints_text() {
     let page = succeeds(&["plan", "--decode", "121x1080x1920", "--limit", "6GiB"]);
     assert!(page.contains("decode 121 frames of 1920x1080 on ") && page.contains(", as a stream"), "{page}");
     assert!(page.contains("decode a stream of frames 240 x 135") && page.contains(" for 121 frames"), "{page}");
+    assert!(page.contains(" cores), as a stream"), "what the device is: {page}");
     let mut command = vvae(&["plan", "--encode", "5x64x64", "--limit=4GiB"]);
     let page = out(&command.env_remove("VIDEO_VAE_WEIGHTS").output().expect("it starts"));
     assert!(page.contains("published") && page.contains("exact"), "{page}");
+}
+
+#[test]
+fn plan_for_a_card_that_is_not_here() {
+    let folder = Folder::new("command-plan-card");
+    let (picture, json) = (folder.0.join("plan.svg"), folder.0.join("plan.json"));
+    let words =
+        ["plan", "--decode", "121x1080x1920", "--device-like", "rtx4090", "--limit", "16GiB", "--set", "cache=u8"];
+    let page = succeeds(&[&words[..], &["--picture", text(&picture), "--json", text(&json)]].concat());
+    assert!(page.contains("on rtx4090, as a stream") && page.contains("GeForce RTX 4090, which is not here"), "{page}");
+    let told: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let plan = &told["results"][0];
+    assert_eq!((&plan["estimated_for"], &plan["devices"]), (&"rtx4090".into(), &serde_json::json!(["rtx4090"])));
+    let svg = std::fs::read_to_string(&picture).unwrap();
+    assert!(svg.contains("on GeForce RTX 4090, an estimate by its published rates"), "{svg}");
+    fails(&["plan", "--decode", "5x64x64", "--device-like", "rtx1"], &["device_like", "rtx1", "rtx3060"]);
+    fails(&["plan", "--decode", "5x64x64", "--device-like", "a100", "--device", "cpu"], &["--device"]);
+    // Which device a plan does not fit.
+    fails(
+        &["plan", "--decode", "121x1080x1920", "--device", "cpu", "--limit", "100MiB"],
+        &["planned for cpu (", "cores"],
+    );
+}
+
+/// The text of every label of a picture.
+fn labels(svg: &str) -> Vec<&str> {
+    svg.split("<text").skip(1).filter_map(|part| part.split_once('>')?.1.split('<').next()).collect()
+}
+
+#[test]
+fn pictures_of_streams_end_with_the_clip_and_count_hours() {
+    let folder = Folder::new("command-plan-stream");
+    let draw = |frames: &str| {
+        let picture = folder.0.join("plan.svg");
+        let weights = common::small();
+        let words = ["plan", "--decode", frames, "--device", "cpu", "--weights", text(&weights), "-y", "--picture"];
+        succeeds(&[&words[..], &[text(&picture)]].concat());
+        std::fs::read_to_string(&picture).unwrap()
+    };
+    let svg = draw("30x64x64");
+    let said = labels(&svg).join("|");
+    assert!(said.contains("30 frames of 64 x 64 as a stream on cpu") && !said.contains("shown are"), "{said}");
+    assert!(said.contains("host memory") && !said.contains("device memory"), "{said}");
+    // One clip is longer than what is shown.
+    assert!(labels(&draw("3000x64x64")).join("|").contains("shown are the first"));
+
+    let step = |name: &str, start: f64, seconds: f64| serde_json::json!({ "name": name, "stage": 0, "frames": 1, "start": start, "seconds": seconds });
+    let mut device = serde_json::json!({
+        "device": "cpu", "node": "decode", "input": [1, 16, 0, 8, 8], "output": [1, 3, 0, 64, 64], "exact": true,
+        "seconds": 0.0, "device_bytes": 1 << 30, "host_bytes": 0, "text": "", "complete": false, "seconds_shown": 36000.0,
+        "steps": [step("conv a", 0.0, 7200.0), step("store", 7200.0, 0.0), step("conv b", 7200.0, 28800.0),
+                  step("store", 36000.0, 0.0)],
+        "slots": [{ "memory": "device", "content": "activations", "offset": 0, "bytes": 1 << 29, "first": 0, "last": 2 }],
+        "fixed": [],
+    });
+    let whole = vvae::picture::plan(&serde_json::json!({ "devices": [device] })).unwrap();
+    assert!(labels(&whole).contains(&"10 h"), "{:?}", labels(&whole));
+    vvae::picture::end_with_clip(&mut device, 1, 1, Some(7000.0));
+    assert_eq!((device["seconds_shown"].as_f64(), device["steps"].as_array().map(Vec::len)), (Some(7200.0), Some(2)));
+    assert_eq!(device["slots"][0]["last"], 1);
+    let cut = vvae::picture::plan(&serde_json::json!({ "devices": [device] })).unwrap();
+    assert!(labels(&cut).contains(&"2 h") && labels(&cut).join("|").contains("about 1.9 h"), "{:?}", labels(&cut));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use video_vae::internals::backend::cpu::{Cpu, CpuOptions};
 use video_vae::internals::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::internals::backend::{DeviceFacts, Precision};
 use video_vae::internals::ir::{
-    BandPart, BandShape, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes,
+    BandPart, BandShape, ConvLayout, ConvProducts, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes,
 };
 use video_vae::internals::model::families::seedvr2::Sizes as ModelSizes;
 use video_vae::internals::model::{Cone, Direction, FrameRange, Network};
@@ -122,6 +122,9 @@ impl Sizes for Cancelling<'_> {
         self.asked().least_band_offset(shape)
     }
 
+    fn effective_products(&self, layout: &ConvLayout, work: ConvProducts) -> f64 {
+        self.asked().effective_products(layout, work)
+    }
     fn block_bytes(&self, bytes: u64) -> u64 {
         self.asked().block_bytes(bytes)
     }

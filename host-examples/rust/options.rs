@@ -10,6 +10,8 @@ use crate::{Result, draft, models};
 
 const WEIGHTS: &str = "VIDEO_VAE_WEIGHTS";
 const ANY_DEVICE: &str = "auto";
+/// The parameter for plans of a card that is not here.
+pub const DEVICE_LIKE: &str = "device_like";
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
@@ -71,10 +73,18 @@ impl ModelOptions {
     pub fn open(&self, weights: &Path) -> Result<Vae> {
         self.trace.as_ref().map_or(Ok(()), |trace| draft::refuse_existing(Path::new(trace)))?;
         draft::protect(weights);
-        let vae = Vae::open(weights, &self.device)?;
-        for (key, value) in self.settings() {
-            vae.configure(key, value)?;
-        }
+        self.configured(Vae::open(weights, &self.device)?)
+    }
+
+    /// A handle that plans for a card that is not here. Settings that only a card has come after it.
+    pub fn open_like(&self, weights: &Path, card: &str) -> Result<Vae> {
+        let vae = Vae::open(weights, "cpu")?;
+        vae.configure(DEVICE_LIKE, card)?;
+        self.configured(vae)
+    }
+
+    fn configured(&self, vae: Vae) -> Result<Vae> {
+        self.settings().try_for_each(|(key, value)| vae.configure(key, value))?;
         Ok(vae)
     }
 

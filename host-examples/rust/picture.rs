@@ -46,6 +46,29 @@ pub fn plan(timeline: &Value) -> Result<String, String> {
     ))
 }
 
+/// Makes the timeline of a stream that of a clip: of its length and time, and with no step after its last output frame.
+pub fn end_with_clip(device: &mut Value, video: u64, outputs: u64, seconds: Option<f64>) {
+    let key = if device["node"] == "encode" { "input" } else { "output" };
+    device[key][2] = video.into();
+    device["stream"] = true.into();
+    if let Some(seconds) = seconds {
+        device["seconds"] = seconds.into();
+    }
+    let steps = device["steps"].as_array().into_iter().flatten().enumerate();
+    let mut stores = steps.filter(|(_, step)| step["name"] == "store");
+    let Some((last, step)) = stores.nth(outputs.saturating_sub(1) as usize) else { return };
+    let (end, last) = (number(step, "start") + number(step, "seconds"), last as u64);
+    device["seconds_shown"] = end.into();
+    device["complete"] = true.into();
+    if let Some(steps) = device["steps"].as_array_mut() {
+        steps.truncate(last as usize + 1);
+    }
+    if let Some(slots) = device["slots"].as_array_mut() {
+        slots.retain(|slot| slot["first"].as_u64().is_some_and(|first| first <= last));
+        slots.iter_mut().for_each(|slot| slot["last"] = slot["last"].as_u64().unwrap_or(last).min(last).into());
+    }
+}
+
 /// One device's timeline.
 struct Device<'a> {
     json: &'a Value,
@@ -109,7 +132,10 @@ impl<'a> Device<'a> {
         let clips = if batch > 1 { format!("{batch} clips of ") } else { String::new() };
         let length = if frames > 0 { format!("{frames} frames of ") } else { "a stream of ".into() };
         let manner = if self.json["stream"] == true { " as a stream" } else { "" };
-        let device = escape(self.json["device"].as_str().unwrap_or_default());
+        let device = match self.json["absent"].as_str() {
+            Some(name) => format!("{}, an estimate by its published rates", escape(name)),
+            None => escape(self.json["device"].as_str().unwrap_or_default()),
+        };
         let bytes = size(number(self.json, "device_bytes"));
         let host = match number(self.json, "host_bytes") {
             0.0 => String::new(),
@@ -314,8 +340,14 @@ impl<'a> Device<'a> {
     }
 
     fn time_axis(&self, to: &mut String, y: f64) -> f64 {
-        let step = nice(self.seconds / 10.0);
-        let unit = if self.seconds < 0.5 { ("ms", 1000.0) } else { ("s", 1.0) };
+        // As in `duration`.
+        let unit = match self.seconds {
+            s if s < 0.5 => ("ms", 1000.0),
+            s if s < 100.0 => ("s", 1.0),
+            s if s < 100.0 * 60.0 => ("min", 1.0 / 60.0),
+            _ => ("h", 1.0 / 3600.0),
+        };
+        let step = nice(self.seconds * unit.1 / 10.0) / unit.1;
         for tick in (0..).map(|n| n as f64 * step).take_while(|at| *at <= self.seconds) {
             let x = self.x(tick);
             let _ = write!(

@@ -6,10 +6,11 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde_json::{Value, json};
+
 use crate::draft::Draft;
 use crate::files::{self, Sink, Source};
 use crate::tensor::{Dtype, FrameKind};
-use crate::vae::Vae;
 use crate::{Result, memory, picture};
 
 /// Frames to look at, and the most pixels of one from left to right.
@@ -75,9 +76,9 @@ impl Report {
         self.figures.push((name.into(), value.to_string()));
     }
 
-    /// A picture of the plan of a job; `shape` is that of what goes in.
-    pub fn plan(&mut self, vae: &Vae, node: &str, shape: [i64; 5]) -> Result<()> {
-        self.plans.push(picture::plan(&vae.timeline(node, shape)?)?);
+    /// A picture of the plan of a job, by what lies in each device's memory over time.
+    pub fn plan(&mut self, timelines: Vec<Value>) -> Result<()> {
+        self.plans.push(picture::plan(&json!({ "devices": timelines }))?);
         Ok(())
     }
 

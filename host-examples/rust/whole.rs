@@ -3,10 +3,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Result;
+use serde_json::Value;
+
 use crate::files::{Sink, Source};
 use crate::tensor::{FrameKind, Frames};
 use crate::vae::{Vae, is_untiled};
+use crate::{Result, picture};
 
 /// Longer clips are streamed, at constant memory.
 const MOST_FRAMES: u64 = 17;
@@ -33,6 +35,21 @@ pub fn plan(vae: &Vae, node: &str, input: FrameKind, frames: Option<u64>) -> Res
             })
         }
     }
+}
+
+/// What lies in each device's memory over time. That of a stream ends with the clip, if its frames of video are known.
+pub fn timelines(vae: &Vae, node: &str, input: FrameKind, is_whole: bool, video: Option<u64>) -> Result<Vec<Value>> {
+    let is_encode = node == "encode";
+    let inputs = video.map(|frames| if is_encode { frames } else { vae.latent_frames(frames) });
+    let shape = input.shape(inputs.filter(|_| is_whole).unwrap_or(0));
+    let mut devices = vae.timeline(node, shape)?["devices"].as_array().cloned().unwrap_or_default();
+    if let (false, Some(inputs), Some(frames)) = (is_whole, inputs, video) {
+        // The plan of a stream knows no length, and so no time.
+        let seconds = vae.plan(node, input.shape(inputs)).map(|(info, _)| info.seconds).ok();
+        let outputs = if is_encode { vae.latent_frames(frames) } else { frames };
+        devices.iter_mut().for_each(|device| picture::end_with_clip(device, frames, outputs, seconds));
+    }
+    Ok(devices)
 }
 
 /// Bytes of the video frames of a clip, at the most that a pixel takes.

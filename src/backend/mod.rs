@@ -3,6 +3,7 @@
 //! A result depends on the input frames only; not on how many frames share a call, nor on the number of threads. That
 //! makes bits independent of how a clip is cut. Knows no model, no plan and no clip.
 
+mod absent;
 pub mod allocator;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -17,6 +18,7 @@ pub mod tests;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
 
+pub use absent::AbsentDevice;
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, best_device, cuda_devices, devices, host_memory};
 pub use host_stream::HostStream;

@@ -124,6 +124,7 @@ impl FrameStream for MockStream {
 fn plan() -> PlanReport {
     PlanReport {
         direction: Direction::Encode,
+        absent: None,
         arithmetic: String::new(),
         range: FrameRange::WHOLE,
         input: Shape::new(1, 3, 1, 8, 8),

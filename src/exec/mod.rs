@@ -1,6 +1,7 @@
 //! Runs a plan on a backend: whole clips, streams, tiles, progress and cancel. Owns sessions, their memory and their
 //! weights; must not know C.
 
+mod absent;
 mod check;
 mod fleet;
 mod latents;
@@ -9,6 +10,7 @@ mod nonfinite;
 mod overlap;
 mod precision;
 mod runner;
+mod search;
 mod session;
 mod settings;
 mod stream;
@@ -267,14 +269,15 @@ pub fn open(
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
-    match &places(devices)?[..] {
-        [place] => Ok(open_one(*place, checkpoint, allocators, settings)?),
+    let own: Box<dyn Session> = match &places(devices)?[..] {
+        [place] => open_one(*place, checkpoint, allocators, settings)?,
         places => {
             let open = |place: &TensorDevice| open_one(*place, checkpoint, allocators.clone(), settings.clone());
             let members = places.iter().map(open).collect::<Result<_>>()?;
-            Ok(Box::new(fleet::FleetSession::new(members, settings)?))
+            Box::new(fleet::FleetSession::new(members, settings)?)
         }
-    }
+    };
+    Ok(Box::new(absent::PlanningSession::new(own, checkpoint)))
 }
 
 /// The devices that a list names.

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use self::ready::{Asked, Job};
+use self::ready::Asked;
 use super::latents::LatentMaps;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
 use super::runner::{Computing, HostTensors, Runner, Watch};
+use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
@@ -22,7 +23,7 @@ use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, StreamStart, Trim,
     check, nonfinite,
 };
-use crate::backend::{Backend, NonFinite, Note, Precision};
+use crate::backend::{Backend, DeviceFacts, NonFinite, Note, Precision};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
@@ -134,17 +135,6 @@ impl<B: Backend> Engine<B> {
 
     fn coder_mut(&mut self, direction: Direction) -> &mut Coder<B> {
         &mut self.coders[direction as usize]
-    }
-
-    /// The whole of a clip of this shape, or a range of it with the input that the range needs.
-    fn job(&self, shape: &JobShape) -> Result<Job> {
-        let JobShape { direction, mut input, range } = *shape;
-        let cone = check::job(&self.coder(direction).network, shape)?;
-        if let Some(range) = range {
-            let inputs = cone.inputs(range.clip_frames);
-            input.frames = inputs.end - inputs.start;
-        }
-        Ok(Job { direction, input, cone: Arc::new(cone) })
     }
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
@@ -298,7 +288,7 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
 }
 
 /// The latents that the settings ask for. Fails if the backend has no kernels for them.
-fn latent_maps<B: Backend>(
+pub(super) fn latent_maps<B: DeviceFacts>(
     settings: &Settings,
     model: &Model,
     path: &Path,
@@ -315,7 +305,12 @@ fn latent_maps<B: Backend>(
 }
 
 /// Encoder and decoder in the form that the backend computes. Fails if it cannot.
-fn networks<B: Backend>(backend: &B, model: &Model, settings: &Settings, packing: u64) -> Result<[Arc<Network>; 2]> {
+pub(super) fn networks<B: DeviceFacts>(
+    backend: &B,
+    model: &Model,
+    settings: &Settings,
+    packing: u64,
+) -> Result<[Arc<Network>; 2]> {
     let cache = settings.cache;
     if cache == CacheFormat::U8 && backend.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
@@ -434,12 +429,14 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
-        Ok(self.report(&self.find_plan(&self.job(job)?, self.limit(), cancel)?))
+        let job = Job::new(&self.coder(job.direction).network, job)?;
+        Ok(self.report(&self.find_plan(&job, self.limit(), cancel)?))
     }
 
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let limits = PlanLimits { device: self.limit(), host: self.host_limit() };
-        let plan = self.find_plan(&self.job(job)?, limits.device, cancel)?;
+        let job = Job::new(&self.coder(job.direction).network, job)?;
+        let plan = self.find_plan(&job, limits.device, cancel)?;
         let target = self.target(cancel)?.with_cancel(cancel);
         let timeline = report::timeline(&plan, &self.report(&plan), &self.place.to_string(), limits, &target);
         check_cancel(cancel)?;

@@ -101,6 +101,8 @@ pub struct Settings {
     /// The most frames that any stage computes at a time; `None`: by plan.
     pub chunk_frames: Option<u64>,
     pub on_nonfinite: OnNonFinite,
+    /// The card that is only planned for; `None`: the session's own devices.
+    pub device_like: Option<&'static str>,
     /// What plans are compared by. Rates that are not given are the device's.
     pub rates: GivenRates,
     /// Whether rates of a GPU are measured once and kept in a table.

@@ -25,7 +25,7 @@ pub use op::{
     ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameUnit, LoadOp, NormaliseOp, Op, PartialSums, PartialSumsOut, Place,
     Relocate, Rematerialise, RematerialisedFrame, Shortcut, StoreOp, Term, Value,
 };
-pub use profile::{DeviceProfile, GivenRates, PairCosts, PairedLayers, PartialSumsSize, Rates, Sizes};
+pub use profile::{ConvProducts, DeviceProfile, GivenRates, PairCosts, PairedLayers, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, ChannelMaps, Fades, LoadTensor, Posterior, StoreTensor, patch_pixel};

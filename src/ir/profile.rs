@@ -98,7 +98,19 @@ pub struct PartialSumsSize {
     pub in_place: bool,
 }
 
-/// Bytes of frames, weights and buffers. Every method is required: a missing feature must be stated, not inherited.
+/// Convolution frames that are computed together, as their time depends on them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ConvProducts {
+    /// Multiplications as counted. Of pairs, with [`PairCosts`].
+    pub products: f64,
+    /// Elements of input, once for each term, and of output.
+    pub elements: f64,
+    /// Whether it is the first frame of a clip.
+    pub starts_clip: bool,
+}
+
+/// Bytes of frames, weights and buffers, and what kernels make of products. Every method is required: a missing feature
+/// must be stated, not inherited.
 pub trait Sizes: Send + Sync {
     /// A frame of activations and its norm statistics, rounded so that frames can lie side by side.
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64;
@@ -123,6 +135,8 @@ pub trait Sizes: Send + Sync {
     fn fade_bytes(&self, shape: FrameShape) -> u64;
     /// The least offset in the block of band buffers in which frames of this shape are computed without being whole.
     fn least_band_offset(&self, shape: FrameShape) -> u64;
+    /// Products at the device's rate that take as long as this work.
+    fn effective_products(&self, layout: &ConvLayout, work: ConvProducts) -> f64;
     /// What the device takes for a block of `bytes`.
     fn block_bytes(&self, bytes: u64) -> u64;
     /// What the device takes to reach `host` bytes of pinned memory.

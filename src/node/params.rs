@@ -3,8 +3,8 @@
 use std::ffi::CStr;
 use std::path::PathBuf;
 
-use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
+use crate::backend::{AbsentDevice, Precision};
 use crate::exec::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Trace};
 use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
@@ -351,6 +351,18 @@ pub static PARAMS: &[Param] = &[
         help: c"Input values that are NaN or infinite: propagate computes with them and logs a warning; exactly the output frames that depend on them become NaN, or 0 in u8 and u16. error does the same and then fails, so the output has been written; a call on a CUDA stream of the host's then waits for its work. The same holds for values that overflow on the way.",
         only: None,
         set: |s, v| s.on_nonfinite = v.choice([OnNonFinite::Propagate, OnNonFinite::Fail]),
+    },
+    Param {
+        key: c"device_like",
+        kind: ParamKind::Choice(&[c"none", c"rtx3060", c"rtx4070", c"rtx4090", c"rtx5090", c"a100", c"h200"]),
+        default: c"none",
+        unit: c"",
+        help: c"A card that need not be here: vvae_plan and vvae_plan_timeline answer for it, by its published rates. Its times are estimates, and say so; of these cards only the h200 was ever measured. memory_limit is of its memory, host_memory_limit of this machine's. While it is set, runs and streams fail.",
+        only: None,
+        set: |s, v| {
+            let [rtx3060, rtx4070, rtx4090, rtx5090, a100, h200] = AbsentDevice::KEYS.map(Some);
+            s.device_like = v.choice([None, rtx3060, rtx4070, rtx4090, rtx5090, a100, h200]);
+        },
     },
     Param {
         key: c"rates",

@@ -12,6 +12,8 @@ pub struct PlanReport {
     pub direction: Direction,
     /// What bits depend on, beside the input: device, instructions and precision. Empty until a session says it.
     pub arithmetic: String,
+    /// The name of a device that is not here, if the plan is for one: an estimate by its published rates.
+    pub absent: Option<&'static str>,
     pub range: FrameRange,
     pub input: Shape,
     pub output: Shape,
@@ -109,6 +111,7 @@ impl Plan {
         PlanReport {
             direction: network.direction,
             arithmetic: String::new(),
+            absent: None,
             range: self.spec.cone.range,
             input: self.input,
             output: Shape::new(

@@ -50,6 +50,9 @@ impl fmt::Display for PlanReport {
             FrameRange { first, end: None } => writeln!(f, ", from frame {first} on")?,
             FrameRange { first, end: Some(end) } => writeln!(f, ", frames {first} to {}", end - 1)?,
         }
+        if let Some(name) = self.absent {
+            writeln!(f, "for a {name}, which is not here: an estimate by its published rates")?;
+        }
         writeln!(
             f,
             "memory: {} (weights {}, workspace {})",

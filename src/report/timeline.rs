@@ -145,7 +145,7 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
         "exact": report.exact, "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
         "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
         "limit_bytes": limits.device, "host_limit_bytes": limits.host, "text": report.to_string(),
-        "device": device, "complete": complete, "frames_shown": recorder.stored, "seconds_shown": shown,
+        "device": device, "absent": report.absent, "complete": complete, "frames_shown": recorder.stored, "seconds_shown": shown,
         "steps": recorder.steps.iter().map(Step::json).collect::<Vec<_>>(),
         "slots": rectangles.iter().map(Rectangle::json).collect::<Vec<_>>(),
         "fixed": regions.iter().filter(is_fixed).map(Region::json).collect::<Vec<_>>(),

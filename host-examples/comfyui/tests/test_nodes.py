@@ -175,7 +175,8 @@ def test_widgets_are_the_library_s(nodes):
     found = {}
     for node in nodes.values():
         found.update({key: entry for key, entry in shown(node).items() if key not in found})
-    fixed = {"pixel_range", "mixed_devices", "nonfinite", "autotune_path", "trace", "latents", "latent_format"}
+    fixed = {"pixel_range", "mixed_devices", "nonfinite", "autotune_path", "device_like", "trace", "latents"}
+    fixed.add("latent_format")
     assert set(video_vae.parameters()) - fixed <= set(found)
     for key, (kind, default) in {
         "encode_tiled": ("BOOLEAN", False),

@@ -13,6 +13,7 @@ FIXED = {
     "mixed_devices": "refuse",
     "nonfinite": "propagate",
     "autotune_path": "",
+    "device_like": "none",
     "trace": "",
     # ComfyUI's latent formats scale latents themselves.
     "latents": "raw",

@@ -17,7 +17,7 @@ use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::vae::Vae;
-use crate::{Result, units};
+use crate::{Result, units, whole};
 
 /// Makes a clip, encodes and decodes it, shows how it looks; needs nothing.
 ///
@@ -86,8 +86,9 @@ impl Demo {
             report.figure("in bf16", format_args!("{line}"));
         }
         report.figure("memory", format_args!("{} at most", units::bytes(vae.memory()?.peak)));
-        report.plan(&vae, "encode", kind.shape(frames))?;
-        report.plan(&vae, "decode", latent.kind.shape(latent.count() as u64))?;
+        for (node, input) in [("encode", kind), ("decode", latent.kind)] {
+            report.plan(whole::timelines(&vae, node, input, true, Some(frames))?)?;
+        }
         report.write(Draft::replacing(&folder.join("report.html"))?)?;
         say!("Look at {}", folder.join("contact-sheet.png").display())?;
         say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;

@@ -96,12 +96,11 @@ impl Roundtrip {
         report.figure("clip", what);
         report.figure("time", format_args!("{seconds:.1} s, {:.1} frames/s", frames as f64 / seconds));
         report.figure("memory", format_args!("{} at most", units::bytes(vae.memory()?.peak)));
-        let jobs = [("encode", clip.kind, clip.frames), ("decode", latent, latents)];
-        for ((node, input, frames), limit) in jobs.into_iter().zip(limits) {
+        for ((node, input), limit) in [("encode", clip.kind), ("decode", latent)].into_iter().zip(limits) {
             if let Some(limit) = limit {
                 vae.configure("memory_limit", &limit.to_string())?;
             }
-            report.plan(&vae, node, input.shape(frames.filter(|_| is_whole).unwrap_or(0)))?;
+            report.plan(whole::timelines(&vae, node, input, is_whole, clip.frames)?)?;
         }
         report.write(page)
     }

@@ -3,6 +3,7 @@
 
 mod api;
 mod autotune;
+mod cards;
 mod driver;
 mod launch;
 mod pack;
@@ -10,6 +11,7 @@ mod profile;
 mod rate_table;
 mod weights;
 
+pub use cards::card;
 pub use driver::{HostCopies, KernelArch, devices, ready};
 pub use launch::CudaSizes;
 pub use pack::PackBuffers;

@@ -55,14 +55,21 @@ fn products_per_cycle(arch: KernelArch) -> f64 {
     }
 }
 
+/// Multiplications a second that whole networks reach.
+pub fn products_reached(arch: KernelArch, multiprocessors: u32, clock_hz: f64, precision: Precision) -> f64 {
+    // Three tf32 products at half the rate.
+    let slower = if precision == Precision::Fp32 { 6.0 } else { 1.0 };
+    products_per_cycle(arch) * f64::from(multiprocessors) * clock_hz * PRODUCTS_REACHED / slower
+}
+
 /// The part of that rate that whole networks reach, norms included; measured on an H200.
 const PRODUCTS_REACHED: f64 = 0.6;
 /// The part of the memory's rate that passes over frames reach, likewise.
-const MEMORY_REACHED: f64 = 0.75;
+pub const MEMORY_REACHED: f64 = 0.75;
 /// The part of the bus's rate that bands reach, likewise: the engine pauses between copies.
-const COPIES_REACHED: f64 = 0.97;
+pub const COPIES_REACHED: f64 = 0.97;
 /// Copy contention: what copies cost the arithmetic, as a part of their time. Measured from 0.03 to 0.1.
-const COPY_CONTENTION: f64 = 0.06;
+pub const COPY_CONTENTION: f64 = 0.06;
 /// So many bytes that a copy's latency does not matter.
 const PROBE_BYTES: u64 = 16 << 20;
 /// Others may use the bus: the fastest of these is its rate.
@@ -70,14 +77,8 @@ const PROBES: usize = 6;
 
 pub fn measure_rates(context: &Arc<Context>, precision: Precision) -> Result<Rates> {
     let gpu = &context.gpu;
-    // Three tf32 products at half the rate.
-    let slower = if precision == Precision::Fp32 { 6.0 } else { 1.0 };
     Ok(Rates {
-        products: products_per_cycle(gpu.kernel_arch())
-            * f64::from(gpu.multiprocessors)
-            * gpu.clock_hz
-            * PRODUCTS_REACHED
-            / slower,
+        products: products_reached(gpu.kernel_arch(), gpu.multiprocessors, gpu.clock_hz, precision),
         memory: memory_rate(gpu) * MEMORY_REACHED,
         copies: copy_rate(context)? * COPIES_REACHED,
         copy_contention: COPY_CONTENTION,

@@ -2,7 +2,9 @@
 
 use crate::backend::Precision;
 use crate::backend::gpu::{self, RowSizes};
-use crate::ir::{BandPart, BandShape, CacheFormat, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
+use crate::ir::{
+    BandPart, BandShape, CacheFormat, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Prologue, Sizes,
+};
 
 /// Rows and columns of pixels that a tile of a convolution has, and a record of statistics covers.
 pub const TILE: (u64, u64) = (8, 16);
@@ -161,6 +163,10 @@ impl Sizes for VulkanSizes {
 
     fn least_band_offset(&self, _: FrameShape) -> u64 {
         0
+    }
+
+    fn effective_products(&self, _: &ConvLayout, work: ConvProducts) -> f64 {
+        work.products
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {

@@ -1,24 +1,20 @@
 //! From a shape to a plan with its weights loaded and its memory allocated.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
-use crate::exec::settings::{Settings, Tiling};
+use crate::exec::search::{self, HOST_MARGIN, Job, MARGIN};
+use crate::exec::settings::Settings;
 use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::Workspace;
 use crate::exec::{Control, LogLevel};
-use crate::ir::Shape;
-use crate::model::{Cone, Direction};
-use crate::plan::{self, MAX_SLICE_LATENTS, Plan, PlanError, Request, Spacing, TileSize};
-use crate::report::{Bytes, PlanReport};
+use crate::model::Direction;
+use crate::plan::{MAX_SLICE_LATENTS, Plan, Request};
+use crate::report::{Bytes, PlanLimits, PlanReport};
 use crate::{reserve, thread_pool};
-
-/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
-const MARGIN: u64 = 256 << 20;
-const HOST_MARGIN: u64 = 1 << 30;
 
 /// What a plan depends on, except free host memory.
 #[derive(Clone, PartialEq)]
@@ -26,20 +22,6 @@ pub(super) struct Asked {
     job: Job,
     limit: u64,
     settings: Settings,
-}
-
-/// Why planning ended early.
-pub(super) fn stopped(cancel: &AtomicBool) -> Error {
-    if cancel.load(Ordering::Relaxed) { Error::Cancelled } else { reserve::exhausted() }
-}
-
-/// What is to be run.
-#[derive(Clone, PartialEq)]
-pub(super) struct Job {
-    pub direction: Direction,
-    /// Of what goes in; 0 frames for a stream.
-    pub input: Shape,
-    pub cone: Arc<Cone>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -61,26 +43,6 @@ impl<B: Backend> Engine<B> {
         self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
     }
 
-    /// What the settings ask for, of a job within `limit`.
-    pub(super) fn request(&self, job: &Job, limit: u64) -> Request {
-        let network = &self.coder(job.direction).network;
-        let Tiling { enabled, size, overlap } = self.settings.tiling(job.direction);
-        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
-        Request {
-            network: Arc::clone(network),
-            cone: Arc::clone(&job.cone),
-            input: job.input,
-            limit,
-            host_limit: self.host_limit(),
-            load_bytes: weights::load_bytes(&*self.backend, network),
-            allow_tiles: self.settings.allow_tiles,
-            tiles: enabled.then_some(asked),
-            overlap,
-            slice: self.settings.slice_frames,
-            chunk: self.settings.chunk_frames,
-        }
-    }
-
     pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
         reserve::check()?;
         let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
@@ -96,46 +58,15 @@ impl<B: Backend> Engine<B> {
     }
 
     fn search(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        let Job { direction, input, .. } = *job;
-        let tiling = self.settings.tiling(direction);
-        let (size, overlap, node) = (tiling.size, tiling.overlap, direction.name());
-        if tiling.enabled && overlap >= size {
-            return Err(Error::Argument(format!(
-                "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
-            )));
-        }
-        let request = self.request(job, limit);
-        if request.has_too_many_tiles() {
-            return Err(Error::Argument(format!(
-                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {} into too many tiles; use \
-                 larger tiles or less overlap",
-                input.described()
-            )));
-        }
-        let target = self.target(cancel)?.with_cancel(cancel);
-        let found = self.with_threads(|| plan::search(&request, &target));
-        found.map_err(|why| {
-            let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
-            let (limit, input) = (Bytes(limit), input.described());
-            let takes = |bytes: Option<u64>| match bytes {
-                Some(bytes) => format!("takes {} ({bytes} bytes)", Bytes(bytes)),
-                None => "needs more host memory than host_memory_limit allows".into(),
-            };
-            Error::Memory(if request.allow_tiles {
-                let whole = exact.map_or(String::new(), |bytes| format!(", and {} without tiles", Bytes(bytes)));
-                format!(
-                    "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
-                     {}{whole}. Raise memory_limit, or use smaller frames or fewer of them",
-                    takes(tiled)
-                )
-            } else {
-                format!(
-                    "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan {}. Raise \
-                     memory_limit, or set tiles to auto, which is not exact",
-                    takes(exact)
-                )
-            })
-        })
+        let (request, target) = (self.request(job, limit), self.target(cancel)?);
+        self.with_threads(|| search::search(&request, &self.settings, &target, cancel))
+    }
+
+    /// What the settings ask for, of a job within `limit`.
+    pub(super) fn request(&self, job: &Job, limit: u64) -> Request {
+        let network = &self.coder(job.direction).network;
+        let limits = PlanLimits { device: limit, host: self.host_limit() };
+        job.request(network, &self.settings, limits, weights::load_bytes(&*self.backend, network))
     }
 
     /// Tiles make results inexact without being asked for, so the host is told.

@@ -303,7 +303,12 @@ impl Recipes {
 
     /// Products of a frame away from the start of the clip. Frames of a pair share half of theirs.
     pub fn steady_products(&self) -> u64 {
-        if self.has_pairs() { 2 } else { u64::from(self.steady[0].len) }
+        if self.has_pairs() { 2 } else { self.steady_terms() }
+    }
+
+    /// Terms of a frame away from the start of the clip.
+    pub fn steady_terms(&self) -> u64 {
+        u64::from(self.steady[0].len)
     }
 
     /// Output frames that read input frames of earlier ones, if every frame reads whole input frames.

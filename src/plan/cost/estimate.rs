@@ -2,7 +2,10 @@
 
 use super::sizes::Target;
 use super::work::{frame_work, layer_work, op_work};
-use crate::ir::{BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, FrameShape, LayerId, Location, Op};
+use crate::ir::{
+    BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location,
+    Op,
+};
 use crate::model::Network;
 use crate::plan::policy::CACHE_FRAMES;
 
@@ -139,18 +142,24 @@ impl CostModel<'_> {
     /// a frame alone shares none. The first frame of a clip has one term.
     fn products<L: Location>(&self, op: &Op<L>, work: u64) -> f64 {
         let (layer, input, frames, starts_clip) = match op {
-            Op::Conv(conv) => {
-                let is_main = |slab: u8| u64::from(slab) < conv.layout.slabs;
-                let terms = |frame: &ConvFrame<L>| frame.terms.iter().filter(|term| is_main(term.slab)).count();
-                let starts = conv.partial_sums.before.is_none() && conv.frames.first().is_some_and(|f| terms(f) == 1);
-                (conv.layer, conv.input, conv.frames.len(), starts)
-            }
+            Op::Conv(conv) => (conv.layer, conv.input, conv.frames.len(), starts_clip(conv)),
             Op::BandedConv(conv) => (conv.layer, conv.input, conv.frames.len(), first_of_clip(conv).is_some()),
             _ => return work as f64,
         };
+        let layout = &self.network.layers[layer].layout;
         let later = frames - usize::from(starts_clip);
-        let first = if starts_clip { frame_work(self.network, layer, input, 1) } else { 0 };
-        first as f64 + work as f64 * later as f64 / (frames.max(1) as f64) * self.pair_cost(layer, later as u64)
+        let first = if starts_clip { frame_work(self.network, layer, input, 1) as f64 } else { 0.0 };
+        let shared = work as f64 * later as f64 / (frames.max(1) as f64) * self.pair_cost(layer, later as u64);
+        // A rehearsal's frames have no terms, so the recipe says how many there are.
+        let elements = |frames: usize, terms: u64| {
+            let output = layout.window.output(input, layout.cout).elements();
+            frames as f64 * (output as f64 + terms as f64 * input.elements() as f64)
+        };
+        let (opening, terms) = (usize::from(starts_clip), self.network.layers[layer].time.steady_terms());
+        let cost = |products: f64, elements: f64, starts_clip: bool| {
+            self.target.sizes.effective_products(layout, ConvProducts { products, elements, starts_clip })
+        };
+        cost(first, elements(opening, 1), true) + cost(shared, elements(later, terms), false)
     }
 
     /// What products of a layer take, for each of `frames` frames that are computed together.
@@ -278,6 +287,13 @@ impl CostModel<'_> {
         }
         (2 * frames as u64).saturating_mul(self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
     }
+}
+
+/// Whether the first frame of the operation is the first of a clip, which has one term beside its shortcut.
+fn starts_clip<L: Location>(conv: &ConvOp<L>) -> bool {
+    let is_main = |slab: u8| u64::from(slab) < conv.layout.slabs;
+    let terms = |frame: &ConvFrame<L>| frame.terms.iter().filter(|term| is_main(term.slab)).count();
+    conv.partial_sums.before.is_none() && conv.frames.first().is_some_and(|first| terms(first) == 1)
 }
 
 /// The first frame of the operation, if it is the first of a clip. That one has one term and no partner.

@@ -59,6 +59,12 @@ pub fn square_of(layout: &ConvLayout, precision: Precision, first: bool) -> Opti
     uses_winograd(layout, precision).then_some(if large { Square::Large } else { Square::Small })
 }
 
+/// The part of the counted products that is computed, in whole squares. `first`: of the first frame of a clip.
+pub fn product_share(layout: &ConvLayout, precision: Precision, first: bool) -> f64 {
+    let side = |square: Square| square.components() as f64 / square.side() as f64 / layout.window.side() as f64;
+    square_of(layout, precision, first).map_or(1.0, |square| side(square).powi(2))
+}
+
 /// Products that are computed for an output pixel and a term of a later frame, in whole squares.
 #[cfg(test)]
 pub fn products_per_pixel(layout: &ConvLayout, precision: Precision) -> u64 {

@@ -32,6 +32,7 @@ use patch::{PatchSize, PatchSource};
 pub(super) use bf16::PRODUCTS;
 pub(super) use bf16::compute_bf16;
 pub(super) use checked::scratch_bytes;
+pub(super) use grid::product_share;
 #[cfg(test)]
 pub(super) use grid::{OutputGrid, products_per_pixel};
 pub use weights::ConvWeights;

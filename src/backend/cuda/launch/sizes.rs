@@ -7,7 +7,9 @@ use super::tiling::{
 };
 use crate::backend::Precision;
 use crate::backend::gpu::{self, RowSizes};
-use crate::ir::{BandPart, BandShape, CacheFormat, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
+use crate::ir::{
+    BandPart, BandShape, CacheFormat, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Prologue, Sizes,
+};
 
 /// Mean and reciprocal deviation of a group of channels, in f32.
 const STATISTICS_BYTES: u64 = 8;
@@ -153,6 +155,10 @@ impl Sizes for CudaSizes {
     /// Bands of a frame are addressed through a tensor map whose base is the start of the whole frame.
     fn least_band_offset(&self, shape: FrameShape) -> u64 {
         self.data_bytes(shape)
+    }
+
+    fn effective_products(&self, _: &ConvLayout, work: ConvProducts) -> f64 {
+        work.products
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {

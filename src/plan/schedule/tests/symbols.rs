@@ -6,8 +6,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::ir::{
-    Access, AddedFrame, BandPart, BandShape, BandSource, BandedConvOp, CacheFormat, ConvLayout, ConvOp, DeviceProfile,
-    FetchedWeights, FrameRef, FrameShape, LayerId, Op, PartialSumsSize, Place, Prologue, Rates, Sizes, Window,
+    Access, AddedFrame, BandPart, BandShape, BandSource, BandedConvOp, CacheFormat, ConvLayout, ConvOp, ConvProducts,
+    DeviceProfile, FetchedWeights, FrameRef, FrameShape, LayerId, Op, PartialSumsSize, Place, Prologue, Rates, Sizes,
+    Window,
 };
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
 use crate::plan::cost::Target;
@@ -100,6 +101,10 @@ impl Sizes for Device {
     fn least_band_offset(&self, _: FrameShape) -> u64 {
         0
     }
+    fn effective_products(&self, _: &ConvLayout, work: ConvProducts) -> f64 {
+        work.products
+    }
+
     fn block_bytes(&self, bytes: u64) -> u64 {
         bytes
     }

@@ -16,7 +16,7 @@ from .frames import reader_version
 
 # Parameters that change time and memory and never a bit.
 _FREE = {"memory_limit", "host_memory_limit", "threads", "slice_frames", "chunk_frames", "rates", "trace"}
-_FREE |= {"autotune", "autotune_path"}
+_FREE |= {"autotune", "autotune_path", "device_like"}
 
 
 def bit_settings(node: str, given: dict[str, str]) -> dict[str, str]:

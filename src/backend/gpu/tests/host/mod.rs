@@ -26,9 +26,9 @@ use crate::backend::tests::RawMemory;
 use crate::backend::{DeviceFacts, HostStream, NonFinite, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
-    AddOp, AttentionOp, BandPart, BandShape, BlendTile, CacheFormat, ConvFrame, ConvLayout, ConvOp, ConvSource,
-    DeviceOffset, DeviceProfile, FrameShape, LoadTensor, Offsets, PartialSumsSize, PoolOp, Rates, Sizes, StoreTensor,
-    WeightBlock, WeightPart,
+    AddOp, AttentionOp, BandPart, BandShape, BlendTile, CacheFormat, ConvFrame, ConvLayout, ConvOp, ConvProducts,
+    ConvSource, DeviceOffset, DeviceProfile, FrameShape, LoadTensor, Offsets, PartialSumsSize, PoolOp, Rates, Sizes,
+    StoreTensor, WeightBlock, WeightPart,
 };
 
 /// As the CPU aligns frames.
@@ -108,6 +108,10 @@ impl Sizes for HostSizes {
 
     fn least_band_offset(&self, _: FrameShape) -> u64 {
         0
+    }
+
+    fn effective_products(&self, _: &ConvLayout, work: ConvProducts) -> f64 {
+        work.products
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {

@@ -1,0 +1,149 @@
+//! Plans for a device that is not here. Owns the settings meanwhile; must not run anything.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::ledger::Ledger;
+use super::search::{self, HOST_MARGIN, Job, MARGIN};
+use super::session::{latent_maps, networks};
+use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, StreamStart, Trim, check};
+use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
+use crate::error::{Error, Result, check_cancel};
+use crate::ir::TensorDevice;
+use crate::model::checkpoint::FileIdentity;
+use crate::model::{Checkpoint, Model, Network};
+use crate::plan::{Plan, Target};
+use crate::report::{self, PlanLimits, PlanReport};
+
+/// A session, and the device that it plans for while `device_like` names one.
+pub struct PlanningSession {
+    own: Box<dyn Session>,
+    path: PathBuf,
+    file: FileIdentity,
+    absent: Option<AbsentPlans>,
+}
+
+impl PlanningSession {
+    pub fn new(own: Box<dyn Session>, checkpoint: &Checkpoint) -> PlanningSession {
+        let (path, file) = (checkpoint.path().to_owned(), checkpoint.identity().clone());
+        PlanningSession { own, path, file, absent: None }
+    }
+
+    fn refuse_to_run(&self) -> Result<()> {
+        match &self.absent {
+            Some(AbsentPlans { device, .. }) => Err(Error::Argument(format!(
+                "device_like: {} is planned for and is not here; set device_like to none to run",
+                device.key
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Session for PlanningSession {
+    fn model(&self) -> &Arc<Model> {
+        self.own.model()
+    }
+
+    fn devices(&self) -> Vec<TensorDevice> {
+        self.own.devices()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.absent.as_ref().map_or(self.own.settings(), |absent| &absent.settings)
+    }
+
+    fn configure(&mut self, settings: Settings) -> Result<()> {
+        let Some(key) = settings.device_like else {
+            self.own.configure(settings)?;
+            self.absent = None;
+            return Ok(());
+        };
+        let model = self.own.model();
+        let reopen = || Checkpoint::reopen(&self.path, &self.file, model);
+        check::limits(&settings, self.own.devices().len())?;
+        let device = AbsentDevice::new(key, settings.precision.unwrap_or(Precision::Fp16))?;
+        let latents = latent_maps::<AbsentDevice>(&settings, model, &self.path, reopen)?;
+        let networks = networks(&device, model, &settings, latents.packing)?;
+        self.absent = Some(AbsentPlans { settings, device, networks });
+        Ok(())
+    }
+
+    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
+        match &self.absent {
+            Some(absent) => Ok(absent.report(&absent.find(job, cancel)?)),
+            None => self.own.plan(job, cancel),
+        }
+    }
+
+    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
+        match &self.absent {
+            Some(absent) => Ok(vec![absent.timeline(&absent.find(job, cancel)?, cancel)?]),
+            None => self.own.timelines(job, cancel),
+        }
+    }
+
+    fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
+        self.refuse_to_run()?;
+        self.own.run(call, control)
+    }
+
+    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.refuse_to_run()?;
+        self.own.open_stream(start, control)
+    }
+
+    fn ledger(&self) -> Arc<Ledger> {
+        self.own.ledger()
+    }
+
+    fn trim(&mut self, what: Trim) {
+        self.own.trim(what);
+    }
+}
+
+/// What plans for an absent device need.
+struct AbsentPlans {
+    settings: Settings,
+    device: AbsentDevice,
+    /// By direction.
+    networks: [Arc<Network>; 2],
+}
+
+impl AbsentPlans {
+    /// Of the device's memory, all of which is free, and of this machine's.
+    fn limits(&self) -> PlanLimits {
+        let limit = self.settings.memory_limit.first().copied().unwrap_or(Limit::Auto);
+        PlanLimits {
+            device: limit.bytes(self.device.memory_bytes, MARGIN),
+            host: self.settings.host_memory_limit.bytes(host_memory().1, HOST_MARGIN),
+        }
+    }
+
+    fn target(&self) -> Target<'_> {
+        let mut profile = self.device.profile();
+        profile.rates = self.settings.rates.or(profile.rates);
+        Target::new(profile, self.device.sizes(), self.networks[0].norm.groups())
+    }
+
+    fn find(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Plan> {
+        crate::reserve::check()?;
+        let network = &self.networks[job.direction as usize];
+        let request = Job::new(network, job)?.request(network, &self.settings, self.limits(), 0);
+        let search = || search::search(&request, &self.settings, &self.target(), cancel);
+        crate::thread_pool::with_threads(None, self.settings.threads, search)
+    }
+
+    fn report(&self, plan: &Plan) -> PlanReport {
+        let arithmetic = format!("{} in {}", self.device.arithmetic(), self.device.precision().name());
+        PlanReport { arithmetic, absent: Some(self.device.name), ..plan.report() }
+    }
+
+    fn timeline(&self, plan: &Plan, cancel: &AtomicBool) -> Result<serde_json::Value> {
+        let (target, key) = (self.target().with_cancel(cancel), self.device.key);
+        let timeline = report::timeline(plan, &self.report(plan), key, self.limits(), &target);
+        check_cancel(cancel)?;
+        Ok(timeline)
+    }
+}

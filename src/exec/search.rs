@@ -1,0 +1,113 @@
+//! From a job and settings to a plan, or to the words that say why there is none. Must not run anything.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::settings::{Settings, Tiling};
+use super::{JobShape, check};
+use crate::error::{Error, Result};
+use crate::ir::Shape;
+use crate::model::{Cone, Direction, Network};
+use crate::plan::{self, Plan, PlanError, Request, Spacing, Target, TileSize};
+use crate::report::{Bytes, PlanLimits};
+use crate::reserve;
+
+/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
+pub const MARGIN: u64 = 256 << 20;
+pub const HOST_MARGIN: u64 = 1 << 30;
+
+/// What is to be run.
+#[derive(Clone, PartialEq)]
+pub struct Job {
+    pub direction: Direction,
+    /// Of what goes in; 0 frames for a stream.
+    pub input: Shape,
+    pub cone: Arc<Cone>,
+}
+
+impl Job {
+    /// The whole of a clip of this shape, or a range of it with the input that the range needs.
+    pub fn new(network: &Network, shape: &JobShape) -> Result<Job> {
+        let JobShape { direction, mut input, range } = *shape;
+        let cone = check::job(network, shape)?;
+        if let Some(range) = range {
+            let inputs = cone.inputs(range.clip_frames);
+            input.frames = inputs.end - inputs.start;
+        }
+        Ok(Job { direction, input, cone: Arc::new(cone) })
+    }
+
+    /// What the settings ask for. `load_bytes`: what loading the weights takes.
+    pub fn request(&self, network: &Arc<Network>, settings: &Settings, limits: PlanLimits, load_bytes: u64) -> Request {
+        let Tiling { enabled, size, overlap } = settings.tiling(self.direction);
+        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
+        Request {
+            network: Arc::clone(network),
+            cone: Arc::clone(&self.cone),
+            input: self.input,
+            limit: limits.device,
+            host_limit: limits.host,
+            load_bytes,
+            allow_tiles: settings.allow_tiles,
+            tiles: enabled.then_some(asked),
+            overlap,
+            slice: settings.slice_frames,
+            chunk: settings.chunk_frames,
+        }
+    }
+}
+
+/// Why planning ended early.
+pub fn stopped(cancel: &AtomicBool) -> Error {
+    if cancel.load(Ordering::Relaxed) { Error::Cancelled } else { reserve::exhausted() }
+}
+
+/// The plan of a request.
+pub fn search(request: &Request, settings: &Settings, target: &Target, cancel: &AtomicBool) -> Result<Plan> {
+    check_tiling(request, settings)?;
+    plan::search(request, &target.with_cancel(cancel)).map_err(|why| match why {
+        PlanError::TooLarge { smallest, smallest_exact } => too_large(request, smallest, smallest_exact),
+        _ => stopped(cancel),
+    })
+}
+
+fn check_tiling(request: &Request, settings: &Settings) -> Result<()> {
+    let tiling = settings.tiling(request.network.direction);
+    let (size, overlap, node) = (tiling.size, tiling.overlap, request.network.direction.name());
+    if tiling.enabled && overlap >= size {
+        return Err(Error::Argument(format!(
+            "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
+        )));
+    }
+    if request.has_too_many_tiles() {
+        return Err(Error::Argument(format!(
+            "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {} into too many tiles; use larger tiles \
+             or less overlap",
+            request.input.described()
+        )));
+    }
+    Ok(())
+}
+
+/// `tiled` and `exact`: the smallest plans, if any is within the limit of host memory.
+fn too_large(request: &Request, tiled: Option<u64>, exact: Option<u64>) -> Error {
+    let (limit, input) = (Bytes(request.limit), request.input.described());
+    let takes = |bytes: Option<u64>| match bytes {
+        Some(bytes) => format!("takes {} ({bytes} bytes)", Bytes(bytes)),
+        None => "needs more host memory than host_memory_limit allows".into(),
+    };
+    Error::Memory(if request.allow_tiles {
+        let whole = exact.map_or(String::new(), |bytes| format!(", and {} without tiles", Bytes(bytes)));
+        format!(
+            "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, {}{whole}. \
+             Raise memory_limit, or use smaller frames or fewer of them",
+            takes(tiled)
+        )
+    } else {
+        format!(
+            "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan {}. Raise \
+             memory_limit, or set tiles to auto, which is not exact",
+            takes(exact)
+        )
+    })
+}

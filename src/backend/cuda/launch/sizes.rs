@@ -157,8 +157,8 @@ impl Sizes for CudaSizes {
         self.data_bytes(shape)
     }
 
-    fn effective_products(&self, _: &ConvLayout, work: ConvProducts) -> f64 {
-        work.products
+    fn effective_products(&self, layout: &ConvLayout, work: ConvProducts) -> f64 {
+        work.products * TileWidths::of(layout).cost(layout.cout)
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {

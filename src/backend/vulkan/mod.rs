@@ -78,8 +78,8 @@ fn estimated_rates(context: &Context, precision: Precision) -> Rates {
     Rates { products, memory, copies, copy_contention: 0.1 }
 }
 
-/// The devices that can be used, and whether each is a card of its own. Without those that are the CPU: they are opened by
-/// name alone.
+/// The devices that can be used, and whether each is a card of its own. Without those that are the CPU: they are opened
+/// by name alone.
 pub fn devices() -> Vec<(bool, DeviceInfo)> {
     let all = Instance::get().and_then(Instance::physical_devices).unwrap_or_default();
     let usable =

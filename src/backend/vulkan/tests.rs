@@ -75,8 +75,8 @@ fn assert_close(most: f64, what: &str, right: &[f32], find: impl Fn(&Vulkan) -> 
     }
 }
 
-/// A convolution of two frames, with a residual and a shortcut if the layout has one, and then one behind the norm of its
-/// output.
+/// A convolution of two frames, with a residual and a shortcut if the layout has one, and then one behind the norm of
+/// its output.
 fn convolved<B: RawMemory>(backend: &B, layout: &ConvLayout, input: FrameShape) -> Vec<f32> {
     let output = layout.window.output(input, layout.cout);
     let next =

@@ -9,7 +9,7 @@ use crate::error::Result;
 const THREADS: u32 = 256;
 const PIXELS: u32 = 128;
 const TILE_CHANNELS: [u32; 3] = [32, 96, 128];
-/// Rows of matrices that a subgroup has, input channels of a step, and output channels that go through memory at a time.
+/// Rows of matrices of a subgroup, input channels of a step, and output channels that go through memory at a time.
 const ROWS: u32 = 2;
 const K_BLOCK: u32 = 16;
 const CHUNK: u32 = 32;

@@ -1,6 +1,6 @@
 //! Queues of work. A queue of ours is a timeline semaphore: work is recorded into command buffers, and each submission
-//! sets the semaphore to the next number. An event is such a number. Several queues of ours may share one of the device:
-//! a wait is for work that is submitted already, so none can wait for a later one.
+//! sets the semaphore to the next number. An event is such a number. Several queues of ours may share one of the
+//! device: a wait is for work that is submitted already, so none can wait for a later one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -83,6 +83,9 @@
 
 #define VVAE_DEVICE_CUDA_HOST 3
 
+// Of vvae_device_info alone: a Vulkan device takes tensors in host memory.
+#define VVAE_DEVICE_VULKAN 7
+
 // vvae_tensor.dtype: DLPack's code | bits << 8 | lanes << 16. Integer pixels use the full range of the type and are
 // rounded on output. The key pixel_range sets the range of float pixels. Latents are floats.
 #define VVAE_DTYPE_U8 ((1 | (8 << 8)) | (1 << 16))
@@ -192,7 +195,7 @@ typedef struct {
     // Path of the checkpoint, a safetensors file. This and every text is UTF-8 and ends with a NUL.
     const char *weights;
     // "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
-    // the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
+    // the work, such as "cuda:0,cuda:1", and "cuda:*" for all CUDA devices. "vulkan:0", ... are GPUs through Vulkan.
     const char *device;
     // May be NULL.
     vvae_log_fn log;

@@ -50,6 +50,14 @@ pub fn check_cancel(cancel: &AtomicBool) -> Result<()> {
 }
 
 impl Error {
+    /// The same with another text, if it is about a device.
+    pub fn map_device(self, change: impl FnOnce(String) -> String) -> Error {
+        match self {
+            Error::Device(text) => Error::Device(change(text)),
+            other => other,
+        }
+    }
+
     /// The status code that crosses the C ABI.
     pub const fn status(&self) -> i32 {
         match self {

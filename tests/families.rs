@@ -163,8 +163,9 @@ fn both_naming_schemes_of_a_video_model_give_the_same_bits() {
         };
         let expected = decoded(&authors);
         // Convolutions of images have four axes in some files, and five in others.
-        let schemes = [("diffusers", diffusers), ("images", images)];
-        for (scheme, tensors) in schemes.into_iter().take(if model == "qwen21" { 2 } else { 1 }) {
+        let timeless = images.clone().into_iter().filter(|(name, _)| !name.contains("time_conv")).collect();
+        let schemes = [("diffusers", diffusers), ("images", images), ("timeless", timeless)];
+        for (scheme, tensors) in schemes.into_iter().take(if model == "qwen21" { 3 } else { 1 }) {
             let path = folder.file(&format!("{scheme}.safetensors"), &to_bytes(&tensors, 1));
             assert!(decoded(&path) == expected, "{model} with the names of {scheme}");
         }
@@ -212,6 +213,34 @@ fn video_models_have_any_width_and_three_or_four_pixel_channels() {
         vae.decode(&latent, &mut video).unwrap();
         assert!(video.f32().iter().all(|value| value.is_finite()));
     }
+}
+
+/// Video without an alpha channel gets one that is opaque, and its three channels may be taken back.
+#[test]
+fn a_model_with_an_alpha_channel_takes_and_gives_video_without_one() {
+    let vae = Vae::open(&golden("families/qwen21.safetensors")).unwrap();
+    let opaque = |mut buffer: Buffer| {
+        let pixels = buffer.f32().len() / 4;
+        buffer.f32_mut()[3 * pixels..].fill(1.0);
+        buffer
+    };
+    for range in ["-1..1", "0..1"] {
+        vae.configure("pixel_range", range).unwrap();
+        let with = opaque(Buffer::random(&mut Random(7), [1, 4, 1, 32, 48]));
+        let rgb = 3 * 32 * 48;
+        let without = Buffer::from_f32([1, 3, 1, 32, 48], &with.f32()[..rgb]);
+        let [mut of_four, mut of_three] = [(); 2].map(|()| Buffer::poisoned([1, 64, 1, 2, 3]));
+        vae.encode(&with, &mut of_four).unwrap();
+        vae.encode(&without, &mut of_three).unwrap();
+        assert!(of_four.bytes() == of_three.bytes(), "{range}");
+        let (mut four, mut three) = (Buffer::poisoned([1, 4, 1, 32, 48]), Buffer::poisoned([1, 3, 1, 32, 48]));
+        vae.decode(&of_four, &mut four).unwrap();
+        vae.decode(&of_four, &mut three).unwrap();
+        assert!(four.f32()[..rgb] == *three.f32(), "{range}");
+    }
+    let refused =
+        vae.encode(&Buffer::poisoned([1, 2, 1, 32, 48]), &mut Buffer::poisoned([1, 64, 1, 2, 3])).unwrap_err();
+    assert!(refused.text.contains("C is 2"), "{refused:?}");
 }
 
 /// SD and SDXL have the same tensors. Nothing is guessed.

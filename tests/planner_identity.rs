@@ -245,8 +245,10 @@ fn memory_limits_without_tiles_change_no_bit() {
     on_every_device_and_precision(|device, vae| {
         for work in works(vae) {
             let expected = run(vae, &work);
-            let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;
-            let mut limit = free;
+            let free = vae.plan(work.node, work.input.shape).unwrap().0;
+            // Loading may take more than any plan.
+            let is_loading = free.device_bytes > free.weight_bytes + free.workspace_bytes;
+            let mut limit = free.device_bytes;
             let mut plans = Vec::new();
             loop {
                 vae.configure("memory_limit", &limit.to_string()).unwrap();
@@ -260,7 +262,7 @@ fn memory_limits_without_tiles_change_no_bit() {
                 limit = plan.device_bytes - 1;
             }
             // A GPU allocates in large pieces, so small clips have a single plan.
-            let one = device != "cpu" || work.input.shape[2] == 1;
+            let one = device != "cpu" || is_loading || work.input.shape[2] == 1;
             assert!(plans.len() > 1 || one, "{} has a single plan: {plans:?}", work.node);
             vae.configure("memory_limit", "auto").unwrap();
         }

@@ -44,6 +44,7 @@ impl DeviceFacts for AbsentDevice {
     const MAPS_CHANNELS: bool = Backend::MAPS_CHANNELS;
     const POOLS: bool = Backend::POOLS;
     const PATCHES: bool = Backend::PATCHES;
+    const ADDS_ALPHA: bool = Backend::ADDS_ALPHA;
 
     fn precision(&self) -> Precision {
         self.precision

@@ -12,28 +12,63 @@ pub struct DeviceInfo {
     pub name: String,
     pub memory_total: u64,
     pub memory_free: u64,
-    /// What the driver knows a GPU by, as its tools print it; empty for the CPU.
+    /// What the driver knows a GPU by, as NVIDIA's tools print it; empty for the CPU.
     pub uuid: String,
-    /// Major and minor; zeros for the CPU.
+    /// Major and minor of CUDA; zeros for other devices.
     pub compute_capability: (u32, u32),
 }
 
-/// All devices that can be used here. The first is what `auto` means.
+/// All devices that can be used here. The first is what `auto` means: a CUDA device, then a discrete one of Vulkan, then
+/// the CPU. Integrated GPUs come last. A card that both APIs list is listed once.
 pub fn devices() -> Vec<DeviceInfo> {
+    let mut gpus = cuda_devices();
+    let others = vulkan_devices().into_iter().filter(|(_, info)| gpus.iter().all(|gpu| gpu.uuid != info.uuid));
+    let (discrete, integrated): (Vec<_>, Vec<_>) = others.partition(|(is_discrete, _)| *is_discrete);
+    gpus.extend(discrete.into_iter().map(|(_, info)| info));
+    gpus.push(cpu());
+    gpus.extend(integrated.into_iter().map(|(_, info)| info));
+    gpus
+}
+
+/// What `auto` means. Vulkan is asked only where there is no CUDA device.
+pub fn best_device() -> TensorDevice {
+    let discrete = || vulkan_devices().into_iter().find(|(is_discrete, _)| *is_discrete).map(|(_, info)| info.place);
+    let best = cuda_devices().first().map(|info| info.place).or_else(discrete);
+    best.unwrap_or(TensorDevice::Cpu)
+}
+
+#[cfg(feature = "cuda")]
+pub fn cuda_devices() -> Vec<DeviceInfo> {
+    super::cuda::devices()
+}
+
+/// There are none without the feature.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Vec<DeviceInfo> {
+    Vec::new()
+}
+
+/// Devices of Vulkan, and whether they are cards of their own.
+#[cfg(feature = "vulkan")]
+fn vulkan_devices() -> Vec<(bool, DeviceInfo)> {
+    super::vulkan::devices()
+}
+
+#[cfg(not(feature = "vulkan"))]
+fn vulkan_devices() -> Vec<(bool, DeviceInfo)> {
+    Vec::new()
+}
+
+fn cpu() -> DeviceInfo {
     let (memory_total, memory_free) = host_memory();
-    #[cfg(feature = "cuda")]
-    let gpus = super::cuda::devices();
-    #[cfg(not(feature = "cuda"))]
-    let gpus = Vec::new();
-    let cpu = DeviceInfo {
+    DeviceInfo {
         place: TensorDevice::Cpu,
         name: processor_name(),
         memory_total,
         memory_free,
         uuid: String::new(),
         compute_capability: (0, 0),
-    };
-    gpus.into_iter().chain([cpu]).collect()
+    }
 }
 
 /// Total and available bytes of host memory. `u64::MAX` where the system does not say.

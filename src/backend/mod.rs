@@ -15,10 +15,12 @@ mod precision;
 mod tensor_copy;
 #[cfg(test)]
 pub mod tests;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 
 pub use absent::AbsentDevice;
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
-pub use device::{DeviceInfo, devices, host_memory};
+pub use device::{DeviceInfo, best_device, cuda_devices, devices, host_memory};
 pub use host_stream::HostStream;
 pub use precision::Precision;
 pub use tensor_copy::copy as copy_tensor;
@@ -85,6 +87,8 @@ pub trait DeviceFacts {
     const POOLS: bool;
     /// Whether loads and stores can have patches: [`crate::ir::patch_pixel`].
     const PATCHES: bool;
+    /// Whether loads give channels that the host's tensor lacks the value 1.
+    const ADDS_ALPHA: bool;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.

@@ -217,6 +217,7 @@ pub(super) fn device_place(place: TensorDevice) -> (i32, i32) {
     match place {
         TensorDevice::Cpu => (VVAE_DEVICE_CPU, 0),
         TensorDevice::Cuda(index) => (VVAE_DEVICE_CUDA, index as i32),
+        TensorDevice::Vulkan(index) => (VVAE_DEVICE_VULKAN, index as i32),
     }
 }
 
@@ -269,11 +270,15 @@ fn parse_device(text: &str) -> Result<DeviceName> {
         "cuda:*" => return Ok(DeviceName::AllCuda),
         _ => {}
     }
-    let index = text.strip_prefix("cuda:").filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
-    index.and_then(|n| n.parse().ok()).map(|n| DeviceName::Place(TensorDevice::Cuda(n))).ok_or_else(|| {
+    let index = |prefix: &str| {
+        let digits = text.strip_prefix(prefix).filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
+        digits.and_then(|n| n.parse().ok())
+    };
+    let place = index("cuda:").map(TensorDevice::Cuda).or_else(|| index("vulkan:").map(TensorDevice::Vulkan));
+    place.map(DeviceName::Place).ok_or_else(|| {
         Error::Device(format!(
             "device: \"{text}\" is unknown; it must be \"auto\", \"cpu\" or \"cuda:0\", \"cuda:1\", ..., \"cuda:*\" for \
-             all of these, or a list such as \"cuda:0,cuda:1\""
+             all of these, \"vulkan:0\", ..., or a list such as \"cuda:0,cuda:1\""
         ))
     })
 }
@@ -301,7 +306,10 @@ mod tests {
     fn devices_are_parsed_or_refused() {
         assert_eq!(parse_device("auto"), Ok(DeviceName::Auto));
         assert_eq!(parse_device("cuda:11"), Ok(DeviceName::Place(TensorDevice::Cuda(11))));
-        for text in ["", "CPU", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:4294967296", "cpu:0", " cpu"] {
+        assert_eq!(parse_device("vulkan:1"), Ok(DeviceName::Place(TensorDevice::Vulkan(1))));
+        for text in
+            ["", "CPU", "vulkan", "vulkan:*", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:4294967296", "cpu:0", " cpu"]
+        {
             let error = parse_device(text).unwrap_err().to_string();
             assert!(error.contains(&format!("\"{text}\"")) && error.contains("\"cpu\""), "{error}");
         }

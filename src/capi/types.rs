@@ -37,6 +37,8 @@ pub const VVAE_ERROR_INTERNAL: i32 = -8;
 pub const VVAE_DEVICE_CPU: i32 = 1;
 pub const VVAE_DEVICE_CUDA: i32 = 2;
 pub const VVAE_DEVICE_CUDA_HOST: i32 = 3;
+/// Of vvae_device_info alone: a Vulkan device takes tensors in host memory.
+pub const VVAE_DEVICE_VULKAN: i32 = 7;
 
 /// vvae_tensor.dtype: DLPack's code | bits << 8 | lanes << 16. Integer pixels use the full range of the type and are
 /// rounded on output. The key pixel_range sets the range of float pixels. Latents are floats.
@@ -167,7 +169,7 @@ pub struct vvae_create_info {
     /// Path of the checkpoint, a safetensors file. This and every text is UTF-8 and ends with a NUL.
     pub weights: *const c_char,
     /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
-    /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
+    /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all CUDA devices. "vulkan:0", ... are GPUs through Vulkan.
     pub device: *const c_char,
     /// May be NULL.
     pub log: vvae_log_fn,

@@ -39,7 +39,11 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
     if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
     }
-    if shape.channels != channels {
+    let fits = match network.direction {
+        Direction::Encode => network.is_video(shape.channels),
+        Direction::Decode => shape.channels == channels,
+    };
+    if !fits {
         return refuse(format!("{name}: C is {}, but this model's {name} has {channels} channels", shape.channels));
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
@@ -222,7 +226,9 @@ fn named_output(
             equal(name, 4, shape.width, input.width.div_ceil(scale))
         }
         Direction::Decode => {
-            equal(name, 1, shape.channels, network.video_channels())?;
+            if !network.is_video(shape.channels) {
+                equal(name, 1, shape.channels, network.video_channels())?;
+            }
             if whole {
                 cropped(name, 2, shape.frames, geometry.video_frames(input.frames), geometry.time)?;
             }

@@ -250,7 +250,7 @@ pub enum DeviceName {
     /// The best there is.
     Auto,
     Place(TensorDevice),
-    /// Every GPU that can be used.
+    /// Every CUDA device that can be used.
     AllCuda,
 }
 
@@ -282,11 +282,10 @@ pub fn open(
 
 /// The devices that a list names.
 fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
-    let usable = || backend::devices().into_iter().map(|device| device.place);
     let named = |device: &DeviceName| match *device {
-        DeviceName::Auto => usable().take(1).collect(),
+        DeviceName::Auto => vec![backend::best_device()],
         DeviceName::Place(place) => vec![place],
-        DeviceName::AllCuda => usable().filter(|place| *place != TensorDevice::Cpu).collect(),
+        DeviceName::AllCuda => backend::cuda_devices().into_iter().map(|device| device.place).collect(),
     };
     let places: Vec<_> = devices.iter().flat_map(named).collect();
     if places.is_empty() {
@@ -313,6 +312,20 @@ fn open_one(
             let blocks = allocators.device;
             let make = Box::new(move |settings: &Settings| {
                 backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
+            });
+            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+        }
+        #[cfg(not(feature = "vulkan"))]
+        TensorDevice::Vulkan(index) => {
+            Err(Error::Device(format!("device: there is no vulkan:{index}; this library was built without Vulkan")))
+        }
+        #[cfg(feature = "vulkan")]
+        TensorDevice::Vulkan(index) => {
+            let blocks = allocators.device;
+            let make = Box::new(move |settings: &Settings| {
+                let precision = settings.precision.unwrap_or(backend::Precision::Fp16);
+                backend::vulkan::Vulkan::new(index, precision, blocks)
+                    .map_err(|why| why.map_device(|text| format!("device: {place} cannot be used: {text}")))
             });
             Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
         }

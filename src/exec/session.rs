@@ -321,7 +321,7 @@ pub(super) fn networks<B: DeviceFacts>(
             let why = "cache: u8 is for models with norms of groups; this one has norms of pixels: set cache to exact";
             return Err(Error::Argument(why.into()));
         }
-        network.geometry.packing = packing;
+        (network.geometry.packing, network.adds_alpha) = (packing, B::ADDS_ALPHA);
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),

@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 pub enum TensorDevice {
     Cpu,
     Cuda(u32),
+    /// By its place in the loader's list. No tensor of a host lies there.
+    Vulkan(u32),
 }
 
 impl fmt::Display for TensorDevice {
@@ -18,6 +20,7 @@ impl fmt::Display for TensorDevice {
         match self {
             TensorDevice::Cpu => write!(f, "cpu"),
             TensorDevice::Cuda(index) => write!(f, "cuda:{index}"),
+            TensorDevice::Vulkan(index) => write!(f, "vulkan:{index}"),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::policy::{MAX_SLICE_LATENTS, SchedulePolicy};
 use super::spec::{ItemOrder, ScheduleSpec};
-use super::tiles::{Grid, TileSize};
+use super::tiles::{Grid, PixelScale, TileSize};
 use crate::ir::{FrameShape, Shape};
 use crate::model::{Cone, Network};
 
@@ -75,8 +75,9 @@ impl Request {
     }
 
     pub fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {
+        let scale = PixelScale { latent: self.network.geometry.space, patch: self.network.geometry.patch };
         let (rows, columns) = self.latent();
-        Grid::new(size, rows, columns, self.network.geometry.space, self.network.direction).map(Arc::new)
+        Grid::new(size, rows, columns, scale, self.network.direction).map(Arc::new)
     }
 
     /// The schedule of a policy, with the tiles of `grid`.

@@ -61,6 +61,13 @@ pub struct TileAxis {
     pub weight: Vec<f32>,
 }
 
+/// Rows of video per row of latent, and per row of activations at the side of the video; columns alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PixelScale {
+    pub latent: u64,
+    pub patch: u64,
+}
+
 /// The tiles of an image: every row span with every column span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
@@ -71,8 +78,8 @@ pub struct Grid {
 
 impl Grid {
     /// `rows` and `columns` of the whole latent. `None` where one tile covers it.
-    pub fn new(size: TileSize, rows: u64, columns: u64, scale: u64, direction: Direction) -> Option<Grid> {
-        let side = |pixels: u64| (pixels / scale).max(1);
+    pub fn new(size: TileSize, rows: u64, columns: u64, scale: PixelScale, direction: Direction) -> Option<Grid> {
+        let side = |pixels: u64| (pixels / scale.latent).max(1);
         if rows <= side(size.height) && columns <= side(size.width) {
             return None;
         }
@@ -110,12 +117,12 @@ impl Grid {
 type FadeKind = (u64, bool, bool);
 
 impl TileAxis {
-    fn new(length: u64, side: u64, size: TileSize, scale: u64, direction: Direction) -> TileAxis {
-        let shared = (size.overlap / scale).min(side - 1);
+    fn new(length: u64, side: u64, size: TileSize, scale: PixelScale, direction: Direction) -> TileAxis {
+        let shared = (size.overlap / scale.latent).min(side - 1);
         let (factor, fade) = match direction {
             Direction::Encode => (1, shared),
             // Tiles that share no whole latent pixel have nothing to fade into.
-            Direction::Decode => (scale, if shared == 0 { 0 } else { size.overlap }),
+            Direction::Decode => (scale.latent / scale.patch, if shared == 0 { 0 } else { size.overlap / scale.patch }),
         };
         let spans = match size.spacing {
             Spacing::Strided => strided(length, side, shared),
@@ -175,12 +182,14 @@ fn fades(length: usize, fade: usize, at_start: bool, at_end: bool) -> Vec<f32> {
 mod tests {
     use super::*;
 
+    const EIGHT: PixelScale = PixelScale { latent: 8, patch: 1 };
+
     fn grid(size: u64, overlap: u64, rows: u64, columns: u64, direction: Direction) -> Option<Grid> {
         Grid::new(
             TileSize { height: size, width: size, overlap, spacing: Spacing::Strided },
             rows,
             columns,
-            8,
+            EIGHT,
             direction,
         )
     }
@@ -232,7 +241,7 @@ mod tests {
             for (rows, columns) in [(8, 9), (12, 15), (14, 8), (41, 60), (1, 100)] {
                 for (side, overlap) in [(64, 16), (64, 60), (64, 0), (104, 96), (8, 8), (72, 1000)] {
                     let size = TileSize { height: side, width: side, overlap, spacing };
-                    let Some(grid) = Grid::new(size, rows, columns, 8, Direction::Decode) else { continue };
+                    let Some(grid) = Grid::new(size, rows, columns, EIGHT, Direction::Decode) else { continue };
                     let sides = (grid.rows.spans.len() as u64, grid.columns.spans.len() as u64);
                     assert_eq!(size.count(rows, columns, 8), sides, "{size:?} of {rows}x{columns}");
                 }

@@ -35,11 +35,19 @@ def wan_network(channels=3):
     return WanVAE(**sizes, image_channels=channels, conv_out_channels=channels)
 
 
+def wan22_network():
+    """ComfyUI infers no width of this one, so it has the real size."""
+    from comfy.ldm.wan.vae2_2 import WanVAE
+
+    return WanVAE(z_dim=48, dim_mult=[1, 2, 4, 4], temperal_downsample=[False, True, True])
+
+
 NETWORKS = {
     "sdxl": lambda: image_network(4),
     "flux": lambda: without_quant(image_network(16)),
     "flux2": lambda: image_network(32, batch_norm_latent=True),
     "wan21": wan_network,
+    "wan22": wan22_network,
     "qwen_image": wan_network,
 }
 
@@ -191,6 +199,18 @@ def test_image_to_video(vaes):
         out = WanImageToVideo.execute(text, text, one, 48, 32, 9, 1, start_image=image)
         latents.append(out.args[0][0][1]["concat_latent_image"])
     close(latents[1], latents[0])
+
+
+def test_image_to_video_latent(vaes):
+    core, vae, family = vaes
+    if family != "wan22":
+        pytest.skip("a node of Wan 2.2")
+    from comfy_extras.nodes_wan import Wan22ImageToVideoLatent
+
+    image = torch.rand(1, 64, 64, 3)
+    outs = [Wan22ImageToVideoLatent.execute(one, 64, 64, 9, 1, start_image=image).args[0] for one in (core, vae)]
+    for key in ("samples", "noise_mask"):
+        close(outs[1][key], outs[0][key])
 
 
 def swapped(workflow):

@@ -86,6 +86,11 @@ namespace VideoVae
         public const int VVAE_DEVICE_CUDA_HOST = 3;
 
         /// <summary>
+        /// Of vvae_device_info alone: a Vulkan device takes tensors in host memory.
+        /// </summary>
+        public const int VVAE_DEVICE_VULKAN = 7;
+
+        /// <summary>
         /// vvae_tensor.dtype: DLPack's code | bits &lt;&lt; 8 | lanes &lt;&lt; 16. Integer pixels use the full range of the type and are
         /// rounded on output. The key pixel_range sets the range of float pixels. Latents are floats.
         /// </summary>
@@ -223,7 +228,7 @@ namespace VideoVae
             public byte* weights;
             /// <summary>
             /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
-            /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
+            /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all CUDA devices. "vulkan:0", ... are GPUs through Vulkan.
             /// </summary>
             public byte* device;
             /// <summary>

@@ -17,6 +17,7 @@ namespace VideoVae
         Cpu = Native.VVAE_DEVICE_CPU,
         Cuda = Native.VVAE_DEVICE_CUDA,
         CudaHost = Native.VVAE_DEVICE_CUDA_HOST,
+        Vulkan = Native.VVAE_DEVICE_VULKAN,
     }
 
     /// <summary>How a tensor lies in memory. A <see cref="Shape"/> alone stands for a compact one.</summary>

@@ -18,7 +18,8 @@ def five(array):
 
 
 # Of each: the golden, and which of the models that its tensors fit.
-CASES = {"flux": "flux-a", "flux2": "flux2-a", "sdxl": "sdxl-batch2", "wan21": "wan21-clip9"}
+CASES = {"flux": "flux-a", "flux2": "flux2-a", "sdxl": "sdxl-batch2", "wan21": "wan21-clip9", "wan22": "wan22-clip9"}
+CASES["qwen21"] = "qwen21-a"
 FORMATS = {"flux": {"latent_format": "flux"}, "sdxl": {"latent_format": "sdxl"}}
 
 

@@ -74,6 +74,8 @@ def flux2(vae):
 
 def wan(vae):
     transformer = diffusers.WanTransformer3DModel(
+        in_channels=vae.config.z_dim,
+        out_channels=vae.config.z_dim,
         num_attention_heads=2,
         attention_head_dim=12,
         text_dim=32,
@@ -84,6 +86,32 @@ def wan(vae):
     )
     parts = {"transformer": transformer, "scheduler": flow(), "vae": vae}
     return parts, {"prompt_embeds": text(1, 5, 32), "guidance_scale": 1.0, "num_frames": 9}
+
+
+def wan22(vae):
+    parts, prompt = wan(vae)
+    return {**parts, "expand_timesteps": True}, {**prompt, "height": 64, "width": 96}
+
+
+class Tokens:
+    """In place of a tokenizer: the embeddings are given, and the pipeline asks for two numbers."""
+
+    @property
+    def tokenizer(self):
+        return self
+
+    def encode(self, text):
+        return [0]
+
+    def apply_chat_template(self, messages, **options):
+        return [[0]]
+
+
+def qwen_image_21(vae):
+    sizes = {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+    transformer = diffusers.QwenImage21Transformer2DModel(**sizes, context_in_dim=16, axes_dims_rope=(4, 6, 6))
+    parts = {"transformer": transformer, "scheduler": flow(), "vae": vae, "processor": Tokens()}
+    return parts, {"prompt_embeds": text(1, 5, 16), "height": 64, "width": 96}
 
 
 def qwen_image(vae):
@@ -110,6 +138,8 @@ PIPELINES = {
     "FluxPipeline": ("flux", flux, {}),
     "FluxImg2ImgPipeline": ("flux", flux, {"image": (32, 48), "strength": 0.7, "num_inference_steps": 3}),
     "WanPipeline": ("wan21", wan, {}),
+    "WanPipeline of 2.2": ("wan22", wan22, {}),
+    "QwenImage21Pipeline": ("qwen_image_21", qwen_image_21, {}),
     "QwenImagePipeline": ("qwen_image", qwen_image, {}),
     "QwenImageImg2ImgPipeline": (
         "qwen_image",

@@ -4,6 +4,7 @@ import diffusers
 import torch
 
 import video_vae.torch as ours
+from video_vae.torch.statistics import STATISTICS
 
 LEVELS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 IMAGE = {**LEVELS, "block_out_channels": [32, 32, 64, 64], "layers_per_block": 1, "norm_num_groups": 32}
@@ -23,6 +24,21 @@ TINY = {
         },
     ),
     "wan21": ("AutoencoderKLWan", {"base_dim": 32, "num_res_blocks": 2}),
+    "wan22": (
+        "AutoencoderKLWan",
+        {
+            "base_dim": 32,
+            "decoder_base_dim": 64,
+            "z_dim": 48,
+            "is_residual": True,
+            "in_channels": 12,
+            "out_channels": 12,
+            "patch_size": 2,
+            "scale_factor_spatial": 16,
+            **dict(zip(("latents_mean", "latents_std"), STATISTICS[48])),
+        },
+    ),
+    "qwen_image_21": ("AutoencoderKLQwenImage21", {"base_dim": 32, "decoder_base_dim": 64}),
     "qwen_image": ("AutoencoderKLQwenImage", {"base_dim": 32, "num_res_blocks": 2}),
     "flux2": ("AutoencoderKLFlux2", {**IMAGE, "latent_channels": 8, "decoder_block_out_channels": [32, 64, 32, 32]}),
 }

@@ -199,6 +199,7 @@ impl DeviceFacts for Cpu {
     const MAPS_CHANNELS: bool = true;
     const POOLS: bool = true;
     const PATCHES: bool = true;
+    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision

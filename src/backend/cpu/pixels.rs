@@ -52,12 +52,14 @@ fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &Load
     check("load", op.from, op.batch, op.frame)?;
     let host = op.from.shape();
     let mapped = op.channels.map_or(1, |maps| maps.side * maps.side) * op.shape.channels / (op.patch * op.patch);
-    if mapped > host.channels || op.channels.is_some_and(|maps| (maps.maps.len() as u64) < mapped) {
+    let missing = |maps: ChannelMaps| mapped > host.channels.min(maps.maps.len() as u64);
+    if op.channels.is_some_and(missing) {
         return Err(Error::Internal(format!("load: {} channels from a tensor {host}", op.shape.channels)));
     }
     let into =
         SharedPointer::new(memory.block.region("output of a load", op.into.0, op.shape.elements() * A::BYTES)?);
     let (width, channels) = (op.shape.width as usize, op.shape.channels as usize);
+    let given = channels.min(host.channels as usize);
     let [_, by_channel, _, by_row, by_column] = op.from.strides().map(|stride| stride as isize);
     // Columns of the host's image. Those beyond repeat the last.
     let first = op.left.min(host.width - 1);
@@ -81,7 +83,10 @@ fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &Load
                 return;
             }
             let mut finite = true;
-            for c in 0..channels {
+            for at in 0..if given < channels { there } else { 0 } {
+                (given..channels).for_each(|c| *into.add(at * channels + c) = A::of(1.0));
+            }
+            for c in 0..given {
                 let from = from.offset(c as isize * by_channel);
                 for x in 0..there {
                     let value = (*from.offset(x as isize * by_column)).value();
@@ -135,6 +140,11 @@ unsafe fn load_patch_row<A: Element, N: Number>(op: &LoadTensor, y: u64, into: *
     let mut finite = true;
     for at in 0..op.shape.width * op.shape.channels {
         let (channel, [row, column]) = patch_pixel(at % op.shape.channels, op.patch);
+        if channel >= host.channels {
+            // SAFETY: the caller's promise.
+            unsafe { *into.add(at as usize) = A::of(1.0) };
+            continue;
+        }
         let row = ((op.top + y) * op.patch + row).min(host.height - 1);
         let column = ((op.left + at / op.shape.channels) * op.patch + column).min(host.width - 1);
         let place = channel as i64 * by_channel + row as i64 * by_row + column as i64 * by_column;

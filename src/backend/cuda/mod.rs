@@ -128,6 +128,7 @@ impl DeviceFacts for Cuda {
     const MAPS_CHANNELS: bool = false;
     const POOLS: bool = true;
     const PATCHES: bool = true;
+    const ADDS_ALPHA: bool = false;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

@@ -33,7 +33,7 @@ pub static QWEN_IMAGE: Family = Family {
     canonical: FAMILY.canonical,
     is_unread: |name| name.contains(".time_conv."),
     model: |tensors| match read(tensors)? {
-        sizes if sizes.is_still() => Ok(image_model(&sizes)),
+        sizes if sizes.is_still() => Ok(image_model(&with_time_of_channels(sizes))),
         _ => Err("its convolutions see three frames, expected one".into()),
     },
     published: &[PublishedModel { name: "qwen-image-2.1", model: || image_model(&published_image()) }],
@@ -108,6 +108,21 @@ fn decoder_block(level: u64, block: u64) -> String {
 
 fn read(tensors: &FileTensors) -> Check<Sizes> {
     Sizes::of(tensors, encoder_block, decoder_block)
+}
+
+/// A file of an image model may lack the convolutions over time. The channels then say which levels had one: a mean of
+/// frames doubles them. The decoder has the encoder's levels in reverse.
+fn with_time_of_channels(mut sizes: Sizes) -> Sizes {
+    let mut before = sizes.encoder[0].channels;
+    let mut times = Vec::new();
+    for change in sizes.encoder.iter_mut().filter_map(|level| level.resampling.as_mut()) {
+        change.time = change.channels == 2 * before;
+        before = change.channels;
+        times.push(change.time);
+    }
+    let changes = sizes.decoder.iter_mut().filter_map(|level| level.resampling.as_mut());
+    changes.zip(times.into_iter().rev()).for_each(|(change, time)| change.time = time);
+    sizes
 }
 
 fn published() -> Sizes {

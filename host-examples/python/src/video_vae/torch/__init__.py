@@ -12,6 +12,7 @@ from .classes import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     AutoencoderKLSeedVR2,
     AutoencoderKLWan,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "AutoencoderKL",
     "AutoencoderKLFlux2",
     "AutoencoderKLQwenImage",
+    "AutoencoderKLQwenImage21",
     "AutoencoderKLSeedVR2",
     "AutoencoderKLWan",
     "Config",

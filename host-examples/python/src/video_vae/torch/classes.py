@@ -11,9 +11,10 @@ from ..checkpoint import Header
 from ..model import Model
 from .files import tensor
 from .module import Autoencoder, Config, Convention
+from .statistics import STATISTICS
 
 IMAGES = Convention(images=True, pads=False, clamps=False)
-VIDEO = Convention(images=False, pads=False, clamps=True)
+LIKE_WAN = Convention(images=False, pads=False, clamps=True)
 
 # What SeedVR2's diffusion model multiplies latents by.
 SCALING_FACTOR = 0.9152
@@ -24,15 +25,11 @@ SCALES: dict[int, dict[str, tuple[float, float | None]]] = {
     16: {"sd3": (1.5305, 0.0609), "flux": (0.3611, 0.1159)},
 }
 
-# latents_mean and latents_std of the models of video, by channels of a latent. Wan 2.1 and Qwen-Image have the same.
-STATISTICS: dict[int, tuple[list[float], list[float]]] = {
-    16: (
-        [-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508]
-        + [0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921],
-        [2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743]
-        + [3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160],
-    ),
-}
+# A tensor of norms of pixels, which Wan's autoencoder has and those like it.
+GAMMA = r"gamma"
+
+# A tensor that only models with a shortcut around each level have: others count blocks through all levels.
+RESIDUAL = r"encoder\.(?:downsamples\.\d+\.downsamples|down_blocks\.\d+\.resnets)\.0\.(?:residual\.2|conv1)\.weight"
 
 
 class AutoencoderKL(Autoencoder):
@@ -46,6 +43,7 @@ class AutoencoderKL(Autoencoder):
 
     def _config(self, model: Model, header: Header) -> Config:
         self._refuse(header, r"bn\.running_mean", AutoencoderKLFlux2)
+        self._refuse(header, GAMMA, AutoencoderKLQwenImage21)
         fitting = SCALES.get(model.latent_channels, {})
         chosen = fitting.get(self._parameters_given.get("latent_format", "auto"))
         scale = {} if chosen is None else {"scaling_factor": chosen[0], "shift_factor": chosen[1]}
@@ -66,6 +64,7 @@ class AutoencoderKLFlux2(Autoencoder):
     convention = IMAGES
 
     def _config(self, model: Model, header: Header) -> Config:
+        self._refuse(header, GAMMA, AutoencoderKLQwenImage21)
         decoder = header.matching(r"decoder\.up\.(\d+)\.block\.0\.conv1\.weight")
         # diffusers counts levels from the lowest resolution here.
         running = header.matching(r"decoder\.up_blocks\.(\d+)\.resnets\.0\.conv1\.weight")
@@ -81,28 +80,40 @@ class AutoencoderKLFlux2(Autoencoder):
         self.bn.running_var = tensor(header, "bn.running_var").to(**place)
 
 
-class _AutoencoderOfVideo(Autoencoder):
+class _AutoencoderLikeWan(Autoencoder):
     """Trailing frames that make no whole latent frame are dropped, and pixels are cut to -1..1, as in diffusers."""
 
-    convention = VIDEO
+    convention = LIKE_WAN
 
     def _config(self, model: Model, header: Header) -> Config:
         self._refuse(header, r"upscale_conv\.weight", AutoencoderKLSeedVR2)
+        self._refuse(header, r"(?:conv_)?norm_out\.weight", AutoencoderKL)
         mean, std = STATISTICS.get(model.latent_channels, (None, None))
-        base = _first_dimensions(header.matching(r"encoder\.conv(?:1|_in)()\.weight"))
-        # The levels at which time is halved are the last ones.
-        halvings = [int(math.log2(scale)) for scale in (model.spatial_scale, model.time_scale)]
+        ((base, pixels, *_),) = header.matching(r"encoder\.conv(?:1|_in)()\.weight").values()
+        patch = math.isqrt(pixels // model.pixel_channels)
+        levels = int(math.log2(model.spatial_scale // patch))
+        halvings = len(header.matching(r"encoder\.(.*\.)time_conv\.weight"))
         fields = {
-            "base_dim": base[0],
+            "base_dim": base,
             "z_dim": model.latent_channels,
-            "temperal_downsample": [level >= halvings[0] - halvings[1] for level in range(halvings[0])],
+            # The levels at which time is halved are the last ones.
+            "temperal_downsample": [level >= levels - halvings for level in range(levels)],
             "latents_mean": mean,
             "latents_std": std,
+            "in_channels": pixels,
+            "out_channels": pixels,
+            "patch_size": None if patch == 1 else patch,
+            "scale_factor_temporal": 2**halvings,
+            "scale_factor_spatial": model.spatial_scale,
+            "is_residual": bool(header.matching(RESIDUAL)),
         }
-        return Config({**fields, **self._more_fields(model)})
+        if fields["is_residual"]:
+            ((fields["decoder_base_dim"], *_),) = header.matching(r"decoder\.(?:head\.0|norm_out)()\.gamma").values()
+        return self._own_fields(Config(fields), header)
 
-    def _more_fields(self, model: Model) -> dict[str, Any]:
-        raise NotImplementedError
+    def _own_fields(self, found: Config, header: Header) -> Config:
+        """What the configuration of this class has of all."""
+        return found
 
     @property
     def temperal_downsample(self) -> list[bool]:
@@ -113,25 +124,23 @@ class _AutoencoderOfVideo(Autoencoder):
         return self.config.z_dim
 
 
-class AutoencoderKLWan(_AutoencoderOfVideo):
-    """The autoencoder of Wan 2.1."""
-
-    def _more_fields(self, model: Model) -> dict[str, Any]:
-        return {
-            "is_residual": False,
-            "in_channels": model.pixel_channels,
-            "out_channels": model.pixel_channels,
-            "patch_size": None,
-            "scale_factor_temporal": model.time_scale,
-            "scale_factor_spatial": model.spatial_scale,
-        }
+class AutoencoderKLWan(_AutoencoderLikeWan):
+    """The autoencoder of Wan 2.1, or that of Wan 2.2's 5B model."""
 
 
-class AutoencoderKLQwenImage(_AutoencoderOfVideo):
+class AutoencoderKLQwenImage(_AutoencoderLikeWan):
     """The autoencoder of Qwen-Image, which is that of Wan 2.1 with other weights."""
 
-    def _more_fields(self, model: Model) -> dict[str, Any]:
-        return {"input_channels": model.pixel_channels}
+    def _own_fields(self, found: Config, header: Header) -> Config:
+        self._refuse(header, RESIDUAL, AutoencoderKLWan)
+        fields = ("base_dim", "z_dim", "temperal_downsample", "latents_mean", "latents_std")
+        return Config({**{key: found[key] for key in fields}, "input_channels": found.in_channels})
+
+
+class AutoencoderKLQwenImage21(_AutoencoderLikeWan):
+    """The autoencoder of Qwen-Image 2.1: images with alpha, with an axis of one frame as in diffusers."""
+
+    convention = Convention(images=True, pads=False, clamps=True)
 
 
 class AutoencoderKLSeedVR2(Autoencoder):
@@ -141,7 +150,7 @@ class AutoencoderKLSeedVR2(Autoencoder):
     convention = Convention(images=False, pads=True, clamps=False)
 
     def _config(self, model: Model, header: Header) -> Config:
-        self._refuse(header, r"gamma", AutoencoderKLWan)
+        self._refuse(header, GAMMA, AutoencoderKLWan)
         fields = {
             "scaling_factor": SCALING_FACTOR,
             "in_channels": model.pixel_channels,

@@ -475,6 +475,7 @@ impl DeviceFacts for HostGpu {
     const MAPS_CHANNELS: bool = false;
     const POOLS: bool = true;
     const PATCHES: bool = true;
+    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision

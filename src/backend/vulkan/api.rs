@@ -1,0 +1,254 @@
+//! What the GPU layer asks of Vulkan.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ash::vk;
+
+use super::driver::{Context, DeviceBlock, Event, MappedMemory, VulkanQueue};
+use super::launch::{Launcher, MAX_FRAMES, WeightAddresses};
+use super::sizes::VulkanSizes;
+use super::weights::PreparedConv;
+use crate::backend::gpu::{
+    self, CopyDirection, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchLimit, NonFiniteFlag, NonFiniteFlags,
+    Queue, Spans,
+};
+use crate::backend::{DeviceSpan, HostStream};
+use crate::error::{Error, Result};
+use crate::ir::{AttentionOp, DeviceOffset, Offsets};
+
+/// A block of host memory that the device reaches. Its drop waits for all queues.
+pub struct HostMemory {
+    context: Arc<Context>,
+    /// There until the drop.
+    memory: Option<MappedMemory>,
+}
+
+impl HostMemory {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostMemory> {
+        Ok(HostMemory { memory: Some(MappedMemory::new(context, bytes)?), context: Arc::clone(context) })
+    }
+
+    pub fn memory(&self) -> &MappedMemory {
+        self.memory.as_ref().expect("there until the drop")
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        self.context.wait_idle();
+        if let Some(memory) = self.memory.take() {
+            memory.free(&self.context.device);
+        }
+    }
+}
+
+impl HostBlock for HostMemory {
+    fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
+        self.memory().at(offset, bytes)
+    }
+
+    /// Vulkan has no other.
+    fn is_pinned(&self) -> bool {
+        true
+    }
+}
+
+/// Words of host memory that kernels set.
+pub struct HostFlags(HostMemory);
+
+impl HostFlags {
+    const WORDS: usize = 2;
+
+    fn new(context: &Arc<Context>) -> Result<HostFlags> {
+        let memory = HostMemory::new(context, (Self::WORDS * size_of::<u32>()) as u64)?;
+        let words = memory.at(0, (Self::WORDS * size_of::<u32>()) as u64)?;
+        // SAFETY: as many bytes, which no kernel knows yet.
+        unsafe { words.cast::<[u32; HostFlags::WORDS]>().write_volatile([0; HostFlags::WORDS]) };
+        Ok(HostFlags(memory))
+    }
+
+    /// The address of a word for kernels.
+    pub fn address(&self, flag: NonFiniteFlag) -> u64 {
+        self.0.memory().address() + flag as u64 * size_of::<u32>() as u64
+    }
+}
+
+impl NonFiniteFlags for HostFlags {
+    fn take(&mut self, flag: NonFiniteFlag) -> bool {
+        let Ok(words) = self.0.at(0, (Self::WORDS * size_of::<u32>()) as u64) else { return false };
+        let word = words.cast::<u32>().wrapping_add(flag as usize);
+        // SAFETY: a word of ours. Volatile, as kernels write it too.
+        unsafe {
+            let is_set = word.read_volatile() != 0;
+            word.write_volatile(0);
+            is_set
+        }
+    }
+}
+
+/// The device notes no times.
+#[derive(Clone, Copy)]
+pub enum NoSpans {}
+
+impl Spans for NoSpans {
+    fn set_op(&self, _: u64) {}
+
+    fn take(&self) -> Result<Vec<DeviceSpan>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Queue for VulkanQueue {
+    type Event = Event;
+    type Spans = NoSpans;
+
+    fn record(&self, event: &Event) -> Result<()> {
+        VulkanQueue::record(self, event)
+    }
+
+    fn wait_for(&self, event: &Event) -> Result<()> {
+        VulkanQueue::wait_for(self, event)
+    }
+
+    fn synchronise(&self) -> Result<()> {
+        VulkanQueue::synchronise(self)
+    }
+
+    fn set_spans(&mut self, _: Option<&NoSpans>, _: &'static str) {}
+}
+
+impl gpu::Event for Event {
+    fn synchronise(&self) -> Result<()> {
+        Event::synchronise(self)
+    }
+}
+
+impl GpuConv<Launcher> for PreparedConv {
+    fn resident(&self) -> Result<WeightAddresses> {
+        self.addresses()
+    }
+
+    fn offloaded(&self, slabs: u64) -> Result<(&HostMemory, [Range<u64>; 2])> {
+        PreparedConv::offloaded(self, slabs)
+    }
+
+    fn fetched(&self, block: &DeviceBlock, slabs: u64, at: DeviceOffset) -> WeightAddresses {
+        PreparedConv::fetched(self, slabs, block.address(at.0))
+    }
+}
+
+impl GpuMemory for Launcher {
+    type Event = Event;
+    type Queue = VulkanQueue;
+    type Block = DeviceBlock;
+    type HostBlock = HostMemory;
+    type Flags = HostFlags;
+    type Spans = NoSpans;
+    type Weights = WeightAddresses;
+    type Launched = ();
+    type Current<'a> = ();
+
+    /// Copies name regions by 64-bit offsets.
+    const MAX_PITCH: u64 = u64::MAX;
+
+    fn enter(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn event(&self) -> Result<Event> {
+        Ok(Event::default())
+    }
+
+    fn queue(&self) -> Result<VulkanQueue> {
+        VulkanQueue::new(&self.context)
+    }
+
+    fn host_block(&self, bytes: u64) -> Result<HostMemory> {
+        HostMemory::new(&self.context, bytes)
+    }
+
+    fn flags(&self) -> Result<HostFlags> {
+        HostFlags::new(&self.context)
+    }
+
+    fn copy(&self, queue: &VulkanQueue, block: &DeviceBlock, host: &HostMemory, copy: &HostCopy) -> Result<()> {
+        if copy.bytes == 0 || copy.count == 0 {
+            return Ok(());
+        }
+        let reach = |pitch: u64| (copy.count - 1) * pitch + copy.bytes;
+        block.check_region(copy.device, reach(copy.device_pitch))?;
+        host.at(copy.host, reach(copy.host_pitch))?;
+        let region = |run: u64| {
+            let (in_host, on_device) = (copy.host + run * copy.host_pitch, copy.device + run * copy.device_pitch);
+            let (from, to) = match copy.direction {
+                CopyDirection::ToDevice => (in_host, on_device),
+                CopyDirection::ToHost => (on_device, in_host),
+            };
+            vk::BufferCopy { src_offset: from, dst_offset: to, size: copy.bytes }
+        };
+        let regions: Vec<vk::BufferCopy> = (0..copy.count).map(region).collect();
+        let (device, host) = (block.buffer(), host.memory().buffer());
+        let (from, to) = match copy.direction {
+            CopyDirection::ToDevice => (host, device),
+            CopyDirection::ToHost => (device, host),
+        };
+        // SAFETY: the regions were checked; the layer above orders all that touches them by events, and memory waits
+        // for all queues before it is freed.
+        unsafe { queue.copy(from, to, &regions) }
+    }
+
+    fn spans(&self) -> Result<NoSpans> {
+        Err(Error::State("trace: a Vulkan device notes no times; trace on device \"cpu\" or on a CUDA device".into()))
+    }
+
+    fn check_stream(&self, _: HostStream) -> Result<()> {
+        Err(Error::State("stream: a Vulkan device takes no CUDA stream; pass none".into()))
+    }
+
+    fn wait_for_host(&self, host: HostStream) -> Result<()> {
+        self.check_stream(host)
+    }
+
+    fn host_waits(&self, host: HostStream) -> Result<()> {
+        self.check_stream(host)
+    }
+}
+
+impl GpuApi for Launcher {
+    type Sizes = VulkanSizes;
+    type Conv = PreparedConv;
+
+    const MAX_FRAMES: usize = MAX_FRAMES;
+
+    fn sizes(&self) -> VulkanSizes {
+        self.sizes
+    }
+
+    fn limit(&self) -> LaunchLimit {
+        self.limit
+    }
+
+    fn main_queue(&self) -> &VulkanQueue {
+        &self.queue
+    }
+
+    fn begin_operation(&self, _: Option<u64>) {}
+
+    /// Its launches are given to the device when an event is recorded after it.
+    fn end_operation(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn record_span(&self, _: &NoSpans, _: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        launch()
+    }
+
+    fn attention(&self, block: &DeviceBlock, op: &AttentionOp<Offsets>) -> Result<()> {
+        self.launch_attention(block, op)
+    }
+}

@@ -1,0 +1,162 @@
+//! The loader, which is opened at run time, and the devices that it knows.
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use ash::{ext, vk};
+
+use super::error::check;
+use crate::error::{Error, Result};
+
+/// Of the loader and of devices: synchronization2 and maintenance4 are a part of it.
+const LEAST_VERSION: u32 = vk::API_VERSION_1_3;
+
+/// The loader. It lives as long as the process: drivers do not like to be opened and closed.
+pub struct Instance {
+    pub raw: ash::Instance,
+    _entry: ash::Entry,
+}
+
+impl Instance {
+    /// Opened by the first call that asks for a Vulkan device.
+    pub fn get() -> Result<&'static Instance> {
+        static INSTANCE: OnceLock<Result<Instance>> = OnceLock::new();
+        INSTANCE.get_or_init(Instance::open).as_ref().map_err(Clone::clone)
+    }
+
+    fn open() -> Result<Instance> {
+        // SAFETY: the system's Vulkan loader. Its initialisers are those of every Vulkan program.
+        let entry = unsafe { ash::Entry::load() };
+        let entry = entry.map_err(|why| Error::Device(format!("the Vulkan loader cannot be opened: {why}")))?;
+        let application = vk::ApplicationInfo::default().application_name(c"video-vae").api_version(LEAST_VERSION);
+        let info = vk::InstanceCreateInfo::default().application_info(&application);
+        // SAFETY: the structures live during the call.
+        let raw = check("opening Vulkan", unsafe { entry.create_instance(&info, None) })?;
+        Ok(Instance { raw, _entry: entry })
+    }
+
+    /// All devices, in the loader's order. Their place in it is their index.
+    pub fn physical_devices(&self) -> Result<Vec<PhysicalDevice>> {
+        // SAFETY: the instance is never destroyed.
+        let all = check("listing Vulkan devices", unsafe { self.raw.enumerate_physical_devices() })?;
+        Ok(all.into_iter().map(|handle| PhysicalDevice::new(&self.raw, handle)).collect())
+    }
+}
+
+/// A device, and what is known of it without opening it.
+#[derive(Clone)]
+pub struct PhysicalDevice {
+    pub handle: vk::PhysicalDevice,
+    pub name: String,
+    /// The driver's name and version, as it prints them.
+    pub driver: String,
+    pub uuid: [u8; 16],
+    pub kind: vk::PhysicalDeviceType,
+    pub memory: vk::PhysicalDeviceMemoryProperties,
+    version: u32,
+    extensions: Vec<String>,
+    features: Vec<(&'static str, bool)>,
+    pub sparse: bool,
+    /// Bytes that one allocation may have for certain.
+    pub largest_allocation: u64,
+}
+
+fn text(chars: &[std::ffi::c_char]) -> String {
+    // SAFETY: the driver ends its texts with a NUL.
+    unsafe { CStr::from_ptr(chars.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+impl PhysicalDevice {
+    fn new(instance: &ash::Instance, handle: vk::PhysicalDevice) -> PhysicalDevice {
+        let (mut id, mut driver) =
+            (vk::PhysicalDeviceIDProperties::default(), vk::PhysicalDeviceDriverProperties::default());
+        let mut limits = vk::PhysicalDeviceMaintenance3Properties::default();
+        let mut all =
+            vk::PhysicalDeviceProperties2::default().push_next(&mut id).push_next(&mut driver).push_next(&mut limits);
+        // SAFETY: the device is of this instance.
+        unsafe { instance.get_physical_device_properties2(handle, &mut all) };
+        let properties = all.properties;
+        // SAFETY: as above.
+        let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
+        let (features, sparse) = features(instance, handle);
+        PhysicalDevice {
+            handle,
+            name: text(&properties.device_name),
+            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)),
+            uuid: id.device_uuid,
+            kind: properties.device_type,
+            // SAFETY: as above.
+            memory: unsafe { instance.get_physical_device_memory_properties(handle) },
+            version: properties.api_version,
+            extensions: extensions.iter().map(|one| text(&one.extension_name)).collect(),
+            features,
+            sparse,
+            largest_allocation: limits.max_memory_allocation_size,
+        }
+    }
+
+    pub fn has(&self, extension: &CStr) -> bool {
+        self.extensions.iter().any(|known| known.as_bytes() == extension.to_bytes())
+    }
+
+    /// Whether all is there that the kernels need. If not, the error names what is missing.
+    pub fn check(&self) -> Result<()> {
+        let (found, least) = (self.version, LEAST_VERSION);
+        if found < least {
+            let dotted = |v| format!("{}.{}", vk::api_version_major(v), vk::api_version_minor(v));
+            let (found, least) = (dotted(found), dotted(least));
+            return Err(Error::Device(format!(
+                "{} has Vulkan {found}, {least} is needed; a newer driver may have it",
+                self.name
+            )));
+        }
+        match self.features.iter().find(|(_, is_there)| !is_there) {
+            Some((missing, _)) => Err(Error::Device(format!(
+                "{} lacks the Vulkan feature {missing}; a newer driver may have it",
+                self.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Total and free bytes of the device's largest heap, as far as the driver tells.
+    pub fn heap_bytes(&self) -> Result<(u64, u64)> {
+        let instance = &Instance::get()?.raw;
+        let heaps = &self.memory.memory_heaps[..self.memory.memory_heap_count as usize];
+        let local = |heap: &vk::MemoryHeap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+        let largest = (0..heaps.len()).filter(|i| local(&heaps[*i])).max_by_key(|i| heaps[*i].size).unwrap_or(0);
+        let total = heaps[largest].size;
+        if !self.has(ext::memory_budget::NAME) {
+            return Ok((total, total));
+        }
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut all = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: the device is of this instance.
+        unsafe { instance.get_physical_device_memory_properties2(self.handle, &mut all) };
+        let free = budget.heap_budget[largest].saturating_sub(budget.heap_usage[largest]);
+        Ok((total, free.min(total)))
+    }
+}
+
+/// The features that the kernels need, and whether a device has them; and whether it can bind memory in pieces.
+fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'static str, bool)>, bool) {
+    let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
+    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
+    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
+    // SAFETY: the device is of this instance.
+    unsafe { instance.get_physical_device_features2(handle, &mut all) };
+    let base = all.features;
+    let required = [
+        ("shaderInt64", base.shader_int64),
+        ("storageBuffer16BitAccess", v11.storage_buffer16_bit_access),
+        ("storageBuffer8BitAccess", v12.storage_buffer8_bit_access),
+        ("bufferDeviceAddress", v12.buffer_device_address),
+        ("scalarBlockLayout", v12.scalar_block_layout),
+        ("timelineSemaphore", v12.timeline_semaphore),
+        ("vulkanMemoryModel", v12.vulkan_memory_model),
+        ("synchronization2", v13.synchronization2),
+        ("maintenance4", v13.maintenance4),
+    ];
+    (required.map(|(name, has)| (name, has == vk::TRUE)).into(), base.sparse_binding == vk::TRUE)
+}

@@ -1,0 +1,95 @@
+//! Kernels, compiled ahead to SPIR-V by `shaders/compile.sh`, and their pipelines.
+
+use ash::{util, vk};
+
+use super::context::Context;
+use super::error::check;
+use crate::backend::Precision;
+use crate::error::{Error, Result};
+
+/// A kernel. Which one a layer takes depends on the layer and the device, never on the size of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Shader {
+    /// By output channels of a tile.
+    Conv(Precision, u64),
+    Attention(Precision),
+    Norm(Precision),
+    NormPixel(Precision),
+    CacheU8(Precision),
+    Load(Precision),
+    Store(Precision),
+    Blend(Precision),
+    Pool(Precision),
+    Add(Precision),
+    Finalize,
+    CopyRows,
+}
+
+/// A kernel's code in each precision.
+macro_rules! by_precision {
+    ($precision:expr, $name:literal) => {
+        match $precision {
+            Precision::Fp16 => include_bytes!(concat!("../shaders/spirv/", $name, ".fp16.spv")).as_slice(),
+            Precision::Bf16 => include_bytes!(concat!("../shaders/spirv/", $name, ".bf16.spv")).as_slice(),
+            Precision::Fp32 => include_bytes!(concat!("../shaders/spirv/", $name, ".fp32.spv")).as_slice(),
+        }
+    };
+}
+
+impl Shader {
+    fn code(self) -> &'static [u8] {
+        match self {
+            Shader::Conv(precision, 32) => by_precision!(precision, "conv_32"),
+            Shader::Conv(precision, 96) => by_precision!(precision, "conv_96"),
+            Shader::Conv(precision, _) => by_precision!(precision, "conv_128"),
+            Shader::Attention(precision) => by_precision!(precision, "attention"),
+            Shader::Norm(precision) => by_precision!(precision, "norm"),
+            Shader::NormPixel(precision) => by_precision!(precision, "norm_pixel"),
+            Shader::CacheU8(precision) => by_precision!(precision, "cache_u8"),
+            Shader::Load(precision) => by_precision!(precision, "load"),
+            Shader::Store(precision) => by_precision!(precision, "store"),
+            Shader::Blend(precision) => by_precision!(precision, "blend"),
+            Shader::Pool(precision) => by_precision!(precision, "pool"),
+            Shader::Add(precision) => by_precision!(precision, "add"),
+            Shader::Finalize => include_bytes!("../shaders/spirv/finalize.spv"),
+            Shader::CopyRows => include_bytes!("../shaders/spirv/copy_rows.spv"),
+        }
+    }
+}
+
+/// Every kernel has one argument: the address of its parameters.
+pub fn layout(device: &ash::Device) -> Result<vk::PipelineLayout> {
+    let stages = vk::ShaderStageFlags::COMPUTE;
+    let argument = [vk::PushConstantRange::default().stage_flags(stages).size(size_of::<u64>() as u32)];
+    let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&argument);
+    // SAFETY: the structures live during the call.
+    check("preparing kernels", unsafe { device.create_pipeline_layout(&info, None) })
+}
+
+impl Context {
+    /// Made when a layer first needs it.
+    pub fn pipeline(&self, shader: Shader) -> Result<vk::Pipeline> {
+        let mut pipelines = self.pipelines.lock();
+        if let Some(known) = pipelines.get(&shader) {
+            return Ok(*known);
+        }
+        let doing = format!("compiling the kernel {shader:?}");
+        let words = util::read_spv(&mut std::io::Cursor::new(shader.code()));
+        let words = words.map_err(|why| Error::Internal(format!("{doing}: {why}")))?;
+        let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: the structures live during the calls, and the module until the pipeline is made.
+        let made = unsafe {
+            let module = self.check(&doing, self.device.create_shader_module(&info, None))?;
+            let stage = vk::PipelineShaderStageCreateInfo::default()
+                .stage(vk::ShaderStageFlags::COMPUTE)
+                .module(module)
+                .name(c"main");
+            let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
+            let made = self.device.create_compute_pipelines(vk::PipelineCache::null(), &[info], None);
+            self.device.destroy_shader_module(module, None);
+            self.check(&doing, made.map_err(|(_, why)| why))?
+        };
+        pipelines.insert(shader, made[0]);
+        Ok(made[0])
+    }
+}

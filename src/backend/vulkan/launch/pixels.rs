@@ -1,0 +1,127 @@
+//! Launches the kernels between tensors and activations, and the one that blends tiles.
+
+use super::params::{BlendParams, LoadParams, StoreParams, Strided};
+use super::{HostFlags, Launcher};
+use crate::backend::gpu::{LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame, TensorPlace};
+use crate::backend::vulkan::driver::{DeviceBlock, LaunchSize, Shader};
+use crate::backend::vulkan::sizes::channel_stride;
+use crate::error::{Error, Result};
+use crate::ir::{BlendTile, Fades, LoadTensor, StoreTensor};
+
+/// A thread for each pixel of so many rows.
+fn rows_size(height: u64, width: u64) -> LaunchSize {
+    [super::workgroups(width), height as u32, 1]
+}
+
+/// A tensor's frame, as kernels see it.
+fn strided(block: &DeviceBlock, of: &TensorFrame) -> Result<Strided> {
+    let TensorPlace::Staged(offset) = of.at else {
+        return Err(Error::Internal("a Vulkan device reads no tensors of the host's on a device".into()));
+    };
+    Ok(Strided {
+        data: block.at(offset, of.channels * of.rows * of.columns * of.dtype.bytes())?,
+        by_channel: of.by_channel,
+        by_row: of.by_row,
+        by_column: of.by_column,
+        dtype: of.dtype as u32,
+        channels: of.channels as i32,
+        height: of.rows as i32,
+        width: of.columns as i32,
+    })
+}
+
+/// Fades of rows, then those of columns, as they travel with the parameters.
+fn fade_bytes(fades: Fades) -> Vec<u8> {
+    fades.rows.iter().chain(fades.columns).flat_map(|fade| fade.to_ne_bytes()).collect()
+}
+
+/// Where fades of rows and columns are, if there are some at `data`.
+fn fade_addresses(data: u64, fades: Option<Fades>) -> [u64; 2] {
+    fades.map_or([0, 0], |fades| [data, data + size_of_val(fades.rows) as u64])
+}
+
+impl LaunchPixels for Launcher {
+    fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
+        let params = LoadParams {
+            from: strided(block, from)?,
+            into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
+            nonfinite: flags.address(NonFiniteFlag::Loaded),
+            height: op.shape.height as i32,
+            width: op.shape.width as i32,
+            channels: channel_stride(op.shape.channels) as i32,
+            mul: op.map.mul,
+            add: op.map.add,
+            patch: op.patch as i32,
+        };
+        let size = rows_size(op.shape.height, op.shape.width);
+        // SAFETY: the kernel's parameters. All regions were checked, and blocks wait for the queues.
+        unsafe { self.queue.launch(Shader::Load(self.sizes.precision), size, &[], |_| params) }
+    }
+
+    fn store(
+        &self,
+        block: &DeviceBlock,
+        op: &StoreTensor,
+        into: &TensorFrame,
+        _: u64,
+        flags: &HostFlags,
+    ) -> Result<()> {
+        let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+        let seed = op.sample.map_or(0, |sample| sample.seed);
+        let (strided, from) = (strided(block, into)?, block.at(op.from.0, self.sizes.data_bytes(op.shape))?);
+        let params = |data: u64| {
+            let [rows, columns] = fade_addresses(data, op.divide);
+            StoreParams {
+                into: strided,
+                from,
+                rows,
+                columns,
+                nonfinite: flags.address(NonFiniteFlag::Stored),
+                width: op.shape.width as i32,
+                channels: channel_stride(op.shape.channels) as i32,
+                channel: op.channel as i32,
+                logvar: op.sample.map_or(-1, |sample| sample.logvar_channel as i32),
+                clamp_low,
+                clamp_high,
+                mul: op.map.mul,
+                add: op.map.add,
+                seed_low: seed as u32,
+                seed_high: (seed >> 32) as u32,
+                batch: op.clip as u32,
+                frame: op.clip_frame as u32,
+                patch: op.patch as i32,
+                unused: 0,
+            }
+        };
+        let data = op.divide.map_or(Vec::new(), fade_bytes);
+        let size = rows_size(into.rows, into.columns);
+        // SAFETY: as in `load`.
+        unsafe { self.queue.launch(Shader::Store(self.sizes.precision), size, &data, params) }
+    }
+
+    fn blend(&self, block: &DeviceBlock, op: &BlendTile, _: u64) -> Result<()> {
+        let from = block.at(op.from.0, self.sizes.data_bytes(op.from_shape))?;
+        let into = block.at(op.into.0, self.sizes.data_bytes(op.into_shape))?;
+        let params = |data: u64| {
+            let [rows, columns] = fade_addresses(data, Some(op.fades));
+            BlendParams {
+                from,
+                into,
+                rows,
+                columns,
+                height: op.from_shape.height as i32,
+                width: op.from_shape.width as i32,
+                into_height: op.into_shape.height as i32,
+                into_width: op.into_shape.width as i32,
+                top: op.top as i32,
+                left: op.left as i32,
+                channels: channel_stride(op.into_shape.channels) as i32,
+                clear: i32::from(op.clear),
+            }
+        };
+        let area = if op.clear { op.into_shape } else { op.from_shape };
+        let size = rows_size(area.height, area.width);
+        // SAFETY: as in `load`.
+        unsafe { self.queue.launch(Shader::Blend(self.sizes.precision), size, &fade_bytes(op.fades), params) }
+    }
+}

@@ -1,0 +1,210 @@
+//! GPUs of every vendor through Vulkan, by kernels of our own and nothing but the driver. `driver` talks to the device,
+//! `launch` launches kernels, `api` puts both below the GPU layer, and this file makes it a backend.
+
+mod api;
+mod driver;
+mod launch;
+mod sizes;
+mod weights;
+
+pub use sizes::VulkanSizes;
+pub use weights::{PackBuffers, PreparedConv, WeightStore};
+
+use std::sync::Arc;
+
+use ash::vk;
+
+use self::api::HostMemory;
+use self::driver::{Context, DeviceBlock, Instance, PhysicalDevice, VulkanQueue};
+use self::launch::Launcher;
+use super::device::DeviceInfo;
+use super::gpu::{GpuBackend, LaunchLimit};
+use super::{DeviceAllocator, DeviceFacts, Note, Precision, Residency, WeightStorage};
+use crate::error::{Error, Result};
+use crate::ir::{ConvLayout, ConvSource, DeviceProfile, Rates, Sizes, TensorDevice, WeightPart};
+
+/// Pixels of the frames of a launch that keep a GPU busy.
+const BUSY_PIXELS: u64 = 1 << 18;
+/// More frames of a chunk gain nothing.
+const CHUNK_FRAMES: u64 = 8;
+/// Tiles begin at multiples of this many columns.
+const COLUMN_STEP: u64 = 32;
+
+/// One GPU, in one precision.
+pub struct Vulkan {
+    launcher: Launcher,
+    rates: Rates,
+}
+
+impl Vulkan {
+    pub fn new(index: u32, precision: Precision, allocator: DeviceAllocator) -> Result<Vulkan> {
+        if allocator != DeviceAllocator::System {
+            return Err(Error::Device(format!(
+                "device_alloc: vulkan:{index} takes no memory of an allocator of the host's; leave device_alloc and \
+                 device_free empty"
+            )));
+        }
+        let context = Context::shared(index)?;
+        let rates = estimated_rates(&context.physical, precision);
+        let (queue, limit) = (VulkanQueue::new(&context)?, LaunchLimit::new(&rates));
+        let launcher = Launcher { sizes: VulkanSizes { precision }, context, queue, limit };
+        Ok(Vulkan { launcher, rates })
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.launcher.context
+    }
+}
+
+impl Drop for Vulkan {
+    /// Blocks of handles that are gone were the last to wait for the queue.
+    fn drop(&mut self) {
+        let _ = self.launcher.queue.synchronise();
+    }
+}
+
+/// What a device of its type has at least. A driver does not tell how fast its device is.
+fn estimated_rates(physical: &PhysicalDevice, precision: Precision) -> Rates {
+    let (products, memory, copies) = match physical.kind {
+        vk::PhysicalDeviceType::DISCRETE_GPU | vk::PhysicalDeviceType::VIRTUAL_GPU => (4e12, 3e11, 1.2e10),
+        vk::PhysicalDeviceType::CPU => (4e9, 5e9, 5e9),
+        _ => (5e11, 4e10, 2e10),
+    };
+    let memory = if precision == Precision::Fp32 { memory * 0.9 } else { memory };
+    Rates { products, memory, copies, copy_contention: 0.1 }
+}
+
+/// The devices that can be used, and whether each is a card of its own. Without those that are the CPU: they are opened by
+/// name alone.
+pub fn devices() -> Vec<(bool, DeviceInfo)> {
+    let all = Instance::get().and_then(Instance::physical_devices).unwrap_or_default();
+    let usable =
+        (0..).zip(all).filter(|(_, device)| device.kind != vk::PhysicalDeviceType::CPU && device.check().is_ok());
+    usable
+        .map(|(index, device)| {
+            let (memory_total, memory_free) = device.heap_bytes().unwrap_or((0, 0));
+            let info = DeviceInfo {
+                place: TensorDevice::Vulkan(index),
+                memory_total,
+                memory_free,
+                uuid: dashed(device.uuid),
+                compute_capability: (0, 0),
+                name: device.name,
+            };
+            (device.kind == vk::PhysicalDeviceType::DISCRETE_GPU, info)
+        })
+        .collect()
+}
+
+fn dashed(uuid: [u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
+    format!("GPU-{}", parts.join("-"))
+}
+
+impl GpuBackend for Vulkan {
+    type Api = Launcher;
+
+    fn api(&self) -> &Launcher {
+        &self.launcher
+    }
+
+    fn block(&self, bytes: u64) -> Result<DeviceBlock> {
+        DeviceBlock::new(self.context(), bytes)
+    }
+}
+
+impl DeviceFacts for Vulkan {
+    const HOST_MEMORY: bool = false;
+    const MAPS_CHANNELS: bool = false;
+    const POOLS: bool = true;
+    const PATCHES: bool = true;
+    const ADDS_ALPHA: bool = false;
+
+    fn precision(&self) -> Precision {
+        self.launcher.sizes.precision
+    }
+
+    /// Division and square root are the driver's.
+    fn arithmetic(&self) -> String {
+        let physical = &self.context().physical;
+        format!("Vulkan on {} by {}", physical.name, physical.driver)
+    }
+
+    fn notes(&self) -> Vec<Note> {
+        Vec::new()
+    }
+
+    fn profile(&self) -> DeviceProfile {
+        DeviceProfile {
+            rates: self.rates,
+            busy_pixels: BUSY_PIXELS,
+            chunk_frames: CHUNK_FRAMES,
+            column_step: COLUMN_STEP,
+            fuses_norm: false,
+            pairs: None,
+            upsampler_pairs: false,
+            // Scores and results are plain multiply-adds, with as many exponentials as keys for each thread of a query.
+            attention_cost: 2.0,
+            adds_in_place: true,
+            offloads: true,
+        }
+    }
+
+    fn sizes(&self) -> &dyn Sizes {
+        &self.launcher.sizes
+    }
+
+    fn check_layers(&self, _: &[ConvLayout], attention: &[u64]) -> Result<()> {
+        match attention.iter().find(|channels| !channels.is_multiple_of(8)) {
+            Some(channels) => Err(Error::Device(format!(
+                "no kernel on the GPU does attention over {channels} channels (a multiple of 8); use device \"cpu\" \
+                 for this checkpoint"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// All of it where the driver does not say.
+    fn free_bytes(&self) -> u64 {
+        let physical = &self.context().physical;
+        let free = physical.heap_bytes().map_or(0, |(_, free)| free);
+        // A block is one allocation where memory cannot be bound in pieces.
+        if physical.sparse { free } else { free.min(physical.largest_allocation) }
+    }
+}
+
+impl WeightStorage for Vulkan {
+    type Store = WeightStore;
+    type Conv = PreparedConv;
+    type PackBuffers = PackBuffers;
+
+    fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<WeightStore> {
+        let context = self.context();
+        Ok(match residency {
+            Residency::Device => WeightStore::Device(Arc::new(DeviceBlock::new(context, bytes)?)),
+            Residency::Host => WeightStore::Host(Arc::new(HostMemory::new(context, bytes)?)),
+        })
+    }
+
+    fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
+        Ok(PreparedConv::new(store, offset, self.launcher.sizes, layout))
+    }
+
+    fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {
+        weights::parts(layout)
+    }
+
+    fn write_part(
+        &self,
+        conv: &PreparedConv,
+        part: &WeightPart,
+        source: &mut dyn ConvSource,
+        buffers: &mut PackBuffers,
+    ) -> Result<()> {
+        conv.write(self.context(), part, source, buffers)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Kernels against the CPU backend and against themselves, on the first Vulkan device. Without one there is nothing to
+//! test; VVAE_REQUIRE_VULKAN makes that a failure.
+
+use super::*;
+use crate::backend::cpu::{Cpu, CpuOptions};
+use crate::backend::gpu::{JobMemory, RowSizes, limit_testing};
+use crate::backend::tests::bands::{CACHE_FRAMES, Cache, FRAMES, Still, block_outputs, run_chunks, still_outputs};
+use crate::backend::tests::*;
+use crate::ir::{
+    AttentionOp, CacheFormat, ConvOp, DeviceOffset, FrameShape, Norm, NormaliseOp, Op, PartialSums, Prologue, Window,
+};
+use crate::testing::Lcg;
+
+/// The first Vulkan device in every precision.
+fn gpus() -> Vec<Vulkan> {
+    let open = |precision| Vulkan::new(0, precision, DeviceAllocator::System);
+    match Precision::ALL.into_iter().map(open).collect::<Result<Vec<_>>>() {
+        Ok(gpus) => gpus,
+        Err(why) => {
+            assert!(std::env::var_os("VVAE_REQUIRE_VULKAN").is_none(), "{why}");
+            println!("skipped: {why}");
+            Vec::new()
+        }
+    }
+}
+
+impl Vulkan {
+    /// Copies between a block and host memory.
+    fn exchange(&self, memory: &JobMemory<Launcher>, at: DeviceOffset, bytes: &mut [u8], is_read: bool) {
+        memory.synchronise(&self.launcher).unwrap();
+        let (length, queue) = (bytes.len() as u64, VulkanQueue::new(self.context()).unwrap());
+        let host = HostMemory::new(self.context(), length).unwrap();
+        let (device, staged) = (memory.block.buffer(), host.memory().buffer());
+        let start = host.memory().at(0, length).unwrap();
+        let (from, to) = if is_read { (device, staged) } else { (staged, device) };
+        let (src_offset, dst_offset) = if is_read { (at.0, 0) } else { (0, at.0) };
+        // SAFETY: both blocks are that long, and the copy is waited for.
+        unsafe {
+            if !is_read {
+                start.copy_from(bytes.as_ptr(), bytes.len());
+            }
+            queue.copy(from, to, &[vk::BufferCopy { src_offset, dst_offset, size: length }]).unwrap();
+            queue.synchronise().unwrap();
+            if is_read {
+                start.copy_to(bytes.as_mut_ptr(), bytes.len());
+            }
+        }
+    }
+}
+
+impl RawMemory for Vulkan {
+    fn poison(&self, memory: &mut JobMemory<Launcher>, bytes: u64) {
+        self.exchange(memory, DeviceOffset(0), &mut vec![0xff; bytes as usize], false);
+    }
+
+    fn read(&self, memory: &JobMemory<Launcher>, from: DeviceOffset, into: &mut [u8]) {
+        self.exchange(memory, from, into, true);
+    }
+}
+
+fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap()
+}
+
+/// f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the order of sums explains.
+fn assert_close(most: f64, what: &str, right: &[f32], find: impl Fn(&Vulkan) -> Vec<f32>) {
+    for gpu in &gpus() {
+        let most = match gpu.precision() {
+            Precision::Fp16 => most,
+            Precision::Bf16 => 8.0 * most,
+            Precision::Fp32 => most / 500.0,
+        };
+        let error = relative_error(&find(gpu), right);
+        assert!(error <= most, "{what} in {}: {error:.1e}, not {most:.0e} or less", gpu.precision().name());
+    }
+}
+
+/// A convolution of two frames, with a residual and a shortcut if the layout has one, and then the norm of its output.
+fn convolved<B: RawMemory>(backend: &B, layout: &ConvLayout, input: FrameShape) -> Vec<f32> {
+    let output = layout.window.output(input, layout.cout);
+    let next =
+        ConvLayout { cin: layout.cout, prologue: Prologue::NormSilu, window: Window::Same, shortcut: None, ..*layout };
+    let weights = [prepare(backend, layout, 3), prepare(backend, &next, 4)];
+    let sizes = backend.sizes();
+    let (mut places, groups) = (BlockPlaces::default(), layout.norm.groups());
+    let frames = places.frames(sizes.frame_bytes(input, groups), 2);
+    let [added, out, normalised] = [(); 3].map(|()| places.frames(sizes.frame_bytes(output, groups), 2));
+    let shape = output.with_channels(layout.shortcut.unwrap_or(1));
+    let shortcuts = places.frames(sizes.frame_bytes(shape, groups), 2);
+    let room = Room {
+        scratch: sizes.conv_scratch(layout, input, 2),
+        staging: [input, output, shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap(),
+        ..Room::default()
+    };
+    let mut job = KernelJob::new(backend, places, room);
+    let mut random = Lcg(21);
+    job.load_random(&mut random, input, &frames);
+    job.load_random(&mut random, output, &added);
+    job.load_random(&mut random, shape, &shortcuts);
+    let of = |i: usize| {
+        let mut terms = vec![(frames[1 - i], 0), (frames[i], 2)];
+        terms.extend(layout.shortcut.map(|_| (shortcuts[i], layout.slabs as u8)));
+        frame(&terms, i as u8, (i == 1).then_some(added[i]), out[i])
+    };
+    let (statistics, partial_sums) = (groups > 0, PartialSums::NONE);
+    let frames = vec![of(0), of(1)];
+    job.run(
+        Op::Conv(ConvOp { layer: 0, layout: *layout, weights: None, input, frames, statistics, partial_sums }),
+        &weights,
+    );
+    let frames = out.iter().copied().zip(normalised.iter().copied()).collect();
+    job.run(Op::Normalise(NormaliseOp { layer: 1, layout: next, weights: None, shape: output, frames }), &weights);
+    let mut all = job.store(output, &out);
+    all.extend(job.store(output, &normalised));
+    all
+}
+
+#[test]
+fn convolutions_and_norms_match_the_cpu() {
+    let plain = |cin, cout, window| layout(cin, cout, window, Prologue::None);
+    let cases = [
+        plain(3, 24, Window::Same),
+        plain(40, 136, Window::Same),
+        plain(24, 96, Window::Down),
+        ConvLayout { biases: 2, ..plain(24, 40, Window::Up) },
+        plain(32, 16, Window::Point),
+        ConvLayout { shortcut: Some(24), ..plain(16, 48, Window::Same) },
+        ConvLayout { norm: Norm::Pixel, ..plain(32, 96, Window::Same) },
+        ConvLayout { norm: Norm::Pixel, ..plain(96, 12, Window::Up) },
+    ];
+    for layout in &cases {
+        let input = FrameShape::new(22, 38, layout.cin);
+        let right = convolved(&cpu(), layout, input);
+        assert_close(2e-3, &format!("{layout:?}"), &right, |gpu| convolved(gpu, layout, input));
+    }
+}
+
+fn attended<B: RawMemory>(backend: &B, shape: FrameShape) -> Vec<f32> {
+    let (sizes, mut places, input) = (backend.sizes(), BlockPlaces::default(), shape.with_channels(3 * shape.channels));
+    let [from, to] = [input, shape].map(|shape| places.frames(sizes.frame_bytes(shape, 1), 2));
+    let room =
+        Room { scratch: sizes.attention_scratch(shape, 2), staging: sizes.staging_bytes(input), ..Room::default() };
+    let mut job = KernelJob::new(backend, places, room);
+    job.load_random(&mut Lcg(5), input, &from);
+    job.run(Op::Attention(AttentionOp { shape, frames: from.into_iter().zip(to.iter().copied()).collect() }), &[]);
+    job.store(shape, &to)
+}
+
+#[test]
+fn attention_matches_the_cpu() {
+    for shape in [FrameShape::new(7, 11, 32), FrameShape::new(5, 9, 520)] {
+        let right = attended(&cpu(), shape);
+        assert_close(2e-3, &format!("attention {shape:?}"), &right, |gpu| attended(gpu, shape));
+    }
+}
+
+/// However a launch is divided.
+#[test]
+fn short_launches_have_the_bits_of_long_ones() {
+    let layout = ConvLayout { shortcut: Some(24), ..layout(16, 48, Window::Same, Prologue::None) };
+    let input = FrameShape::new(40, 20, 16);
+    let find = || gpus().iter().map(|gpu| convolved(gpu, &layout, input)).collect::<Vec<_>>();
+    let bits = |all: Vec<Vec<f32>>| all.concat().iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    let long = bits(find());
+    limit_testing::FORCED.set(Some(1));
+    let short = bits(find());
+    limit_testing::FORCED.set(None);
+    assert!(limit_testing::SPLIT.get() > 0 || long.is_empty());
+    assert!(short == long);
+}
+
+const CHANNELS: u64 = 16;
+const SIZE: (u64, u64) = (84, 67);
+
+#[test]
+fn every_placement_has_the_bits_of_whole_frames() {
+    for norm in [Norm::Group { groups: 8 }, Norm::Pixel] {
+        let head = ConvLayout { norm, ..layout(3, CHANNELS, Window::Same, Prologue::None) };
+        let layer = ConvLayout { norm, ..layout(CHANNELS, CHANNELS, Window::Same, Prologue::NormSilu) };
+        for gpu in &gpus() {
+            let run = |cache, format| run_chunks(gpu, (&head, &layer), SIZE, cache, format).0;
+            let whole = run(None, CacheFormat::Exact);
+            let resident = run(Some(Cache::Split(SIZE.1)), CacheFormat::U8);
+            for cache in [0, 32, 64, SIZE.1].map(Cache::Split).into_iter().chain([Cache::Recomputed]) {
+                assert!(run(Some(cache), CacheFormat::Exact) == whole, "{cache:?} {norm:?}");
+                assert!(run(Some(cache), CacheFormat::U8) == resident, "{cache:?} in 8 bits, {norm:?}");
+            }
+            let block = |hidden| block_outputs(gpu, &head, &layer, SIZE, hidden);
+            let whole = block(None);
+            for hidden in [CACHE_FRAMES, 3, FRAMES - 1] {
+                assert!(block(Some(hidden)) == whole, "{hidden} hidden frames, {norm:?}");
+            }
+        }
+    }
+    for gpu in &gpus() {
+        let whole = still_outputs(gpu, CHANNELS, SIZE, Still::Whole);
+        for still in [Still::Offloaded, Still::Rematerialised] {
+            assert!(still_outputs(gpu, CHANNELS, SIZE, still) == whole, "{still:?}");
+        }
+    }
+}
+
+/// Values as a cache in 8 bits gives them back, computed by the test.
+#[test]
+fn caches_in_8_bits_round_as_defined() {
+    let head = layout(3, CHANNELS, Window::Same, Prologue::None);
+    let layer = layout(CHANNELS, CHANNELS, Window::Same, Prologue::NormSilu);
+    for gpu in &gpus() {
+        let run = |cache| run_chunks(gpu, (&head, &layer), SIZE, cache, CacheFormat::U8).1;
+        let error = relative_error(&run(Some(Cache::Split(32))), &run(None));
+        let most = if gpu.precision() == Precision::Fp32 { 1e-5 } else { 5e-3 };
+        assert!(error <= most, "{}: {error:.1e}", gpu.precision().name());
+    }
+}
+
+#[test]
+fn the_device_is_refused_by_name_if_it_is_not_there() {
+    if gpus().is_empty() {
+        return;
+    }
+    let why = Vulkan::new(99, Precision::Fp16, DeviceAllocator::System).err().unwrap().to_string();
+    assert!(why.contains("Vulkan devices"), "{why}");
+}
+
+#[test]
+fn sizes_of_frames_and_weights_follow_shapes() {
+    let sizes = VulkanSizes { precision: Precision::Fp16 };
+    let shape = FrameShape::new(3, 5, 12);
+    assert_eq!((sizes.row_bytes(shape), sizes.data_bytes(shape)), (5 * 16 * 2, 3 * 5 * 16 * 2));
+    assert_eq!(sizes.frame_bytes(shape, 4), 512);
+    let up = layout(16, 40, Window::Up, Prologue::None);
+    let weights = sizes.weight_layout(&up);
+    assert_eq!((weights.slab_bytes, weights.bias), (16 * 16 * 96 * 2, 3 * 16 * 16 * 96 * 2));
+    assert_eq!(weights.end - weights.bias, 2 * 16 * 96 * 4);
+}

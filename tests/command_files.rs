@@ -111,7 +111,7 @@ fn mebibytes(said: &str, word: &str) -> f64 {
 fn plan_tells_what_the_command_does() {
     let folder = Folder::new("files-plan");
     let (latent, video) = (folder.0.join("latent.safetensors"), folder.0.join("video.raw"));
-    for (frames, manner) in [(1, "1 frame of 96x64 on cpu, as a whole"), (5, "as a whole"), (40, "as a stream")] {
+    for (frames, manner) in [(1, "1 frame of 96x64 on cpu ("), (5, "as a whole"), (40, "as a stream")] {
         let clip = folder.file("clip.y4m", &y4m(96, 64, frames));
         let size = format!("{frames}x64x96");
         let plan = succeeds(&["plan", "--encode", &size, "--decode", &size, "--device", "cpu"]);

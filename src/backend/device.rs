@@ -18,23 +18,19 @@ pub struct DeviceInfo {
     pub compute_capability: (u32, u32),
 }
 
-/// All devices that can be used here. The first is what `auto` means: a CUDA device, then a discrete one of Vulkan, then
-/// the CPU. Integrated GPUs come last. A card that both APIs list is listed once.
+/// All devices that can be used here. The first is what `auto` means. A card that both APIs list is listed once.
 pub fn devices() -> Vec<DeviceInfo> {
-    let mut gpus = cuda_devices();
-    let others = vulkan_devices().into_iter().filter(|(_, info)| gpus.iter().all(|gpu| gpu.uuid != info.uuid));
-    let (discrete, integrated): (Vec<_>, Vec<_>) = others.partition(|(is_discrete, _)| *is_discrete);
-    gpus.extend(discrete.into_iter().map(|(_, info)| info));
-    gpus.push(cpu());
-    gpus.extend(integrated.into_iter().map(|(_, info)| info));
-    gpus
+    let mut found = cuda_devices();
+    let others = vulkan_devices().into_iter().filter(|info| found.iter().all(|gpu| gpu.uuid != info.uuid));
+    let others: Vec<_> = others.collect();
+    found.push(cpu());
+    found.extend(others);
+    found
 }
 
-/// What `auto` means. Vulkan is asked only where there is no CUDA device.
+/// What `auto` means: a CUDA device, else the CPU. A device of Vulkan has to be named: no card's speed is known.
 pub fn best_device() -> TensorDevice {
-    let discrete = || vulkan_devices().into_iter().find(|(is_discrete, _)| *is_discrete).map(|(_, info)| info.place);
-    let best = cuda_devices().first().map(|info| info.place).or_else(discrete);
-    best.unwrap_or(TensorDevice::Cpu)
+    cuda_devices().first().map_or(TensorDevice::Cpu, |info| info.place)
 }
 
 #[cfg(feature = "cuda")]
@@ -48,14 +44,13 @@ pub fn cuda_devices() -> Vec<DeviceInfo> {
     Vec::new()
 }
 
-/// Devices of Vulkan, and whether they are cards of their own.
 #[cfg(feature = "vulkan")]
-fn vulkan_devices() -> Vec<(bool, DeviceInfo)> {
+fn vulkan_devices() -> Vec<DeviceInfo> {
     super::vulkan::devices()
 }
 
 #[cfg(not(feature = "vulkan"))]
-fn vulkan_devices() -> Vec<(bool, DeviceInfo)> {
+fn vulkan_devices() -> Vec<DeviceInfo> {
     Vec::new()
 }
 

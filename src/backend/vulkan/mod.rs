@@ -78,24 +78,22 @@ fn estimated_rates(context: &Context, precision: Precision) -> Rates {
     Rates { products, memory, copies, copy_contention: 0.1 }
 }
 
-/// The devices that can be used, and whether each is a card of its own. Without those that are the CPU: they are opened
-/// by name alone.
-pub fn devices() -> Vec<(bool, DeviceInfo)> {
+/// The devices that can be used, without those that are the CPU: they are opened by name alone.
+pub fn devices() -> Vec<DeviceInfo> {
     let all = Instance::get().and_then(Instance::physical_devices).unwrap_or_default();
     let usable =
         (0..).zip(all).filter(|(_, device)| device.kind != vk::PhysicalDeviceType::CPU && device.check().is_ok());
     usable
         .map(|(index, device)| {
             let (memory_total, memory_free) = device.heap_bytes().unwrap_or((0, 0));
-            let info = DeviceInfo {
+            DeviceInfo {
                 place: TensorDevice::Vulkan(index),
                 memory_total,
                 memory_free,
                 uuid: dashed(device.uuid),
                 compute_capability: (0, 0),
                 name: device.name,
-            };
-            (device.kind == vk::PhysicalDeviceType::DISCRETE_GPU, info)
+            }
         })
         .collect()
 }

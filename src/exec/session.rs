@@ -297,7 +297,8 @@ pub(super) fn latent_maps<B: DeviceFacts>(
     let maps = LatentMaps::new(settings, model, path, open)?;
     match maps.channels(Direction::Encode) {
         Some(_) if !B::MAPS_CHANNELS => Err(Error::Argument(
-            "latents: a GPU does not compute this model's latents yet; set latents to raw, or use device \"cpu\""
+            "latents: this model's have a scale for each channel, which Vulkan has no kernel for; set latents to raw, or \
+             use device \"cpu\" or CUDA"
                 .into(),
         )),
         _ => Ok(Arc::new(maps)),

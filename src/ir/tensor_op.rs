@@ -36,6 +36,19 @@ pub struct LoadTensor<'a> {
     pub into: DeviceOffset,
 }
 
+impl LoadTensor<'_> {
+    /// Pixels of activations that are one of the host's packed latents, in rows and columns alike.
+    pub fn side(&self) -> u64 {
+        self.channels.map_or(1, |channels| channels.side)
+    }
+
+    /// Row and column within a packed pixel at which the activations begin.
+    pub fn within_packed(&self) -> [u64; 2] {
+        let (host, side) = (self.from.shape(), self.side());
+        [(self.top, host.height), (self.left, host.width)].map(|(start, length)| start.min(length * side - 1) % side)
+    }
+}
+
 /// The host's channel of a channel of activations, and its row and column within a patch of `side` x `side` pixels. The
 /// channels are `(c * side + column) * side + row`.
 pub const fn patch_pixel(channel: u64, side: u64) -> (u64, [u64; 2]) {

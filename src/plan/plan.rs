@@ -88,7 +88,7 @@ impl Plan {
         let typical = if is_long { &slice } else { &all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
         let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
-        let staged = [spec.largest_tile(), output.with_channels(stored_channels(&network))];
+        let staged = [spec.largest_load(), output.with_channels(stored_channels(&network))];
         let mut plan = Plan {
             frames,
             scratch: buffers.scratch.max(fades),

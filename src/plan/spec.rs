@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::policy::SchedulePolicy;
 use super::tiles::{Grid, TileAxis};
 use crate::ir::FrameShape;
-use crate::model::{Cone, Network};
+use crate::model::{Cone, Direction, Network};
 
 /// Which work item runs next. A work item is one tile of one clip; without tiles, a clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +83,22 @@ impl ScheduleSpec {
     pub fn largest_tile(&self) -> FrameShape {
         let parts = self.tile_shapes().into_iter().map(|(shape, _)| shape);
         parts.max_by_key(FrameShape::elements).unwrap_or(self.input)
+    }
+
+    /// The most activations that a load stages. A tile may begin and end within pixels of the host's packed latents,
+    /// which are staged whole.
+    pub fn largest_load(&self) -> FrameShape {
+        let side = match self.network.direction {
+            Direction::Encode => 1,
+            Direction::Decode => self.network.geometry.packing,
+        };
+        let touched = |length: u64, all: u64| ((length + 2 * (side - 1)) / side * side).min(all);
+        let loads = self.tile_shapes().into_iter().map(|(tile, _)| FrameShape {
+            height: touched(tile.height, self.input.height),
+            width: touched(tile.width, self.input.width),
+            ..tile
+        });
+        loads.max_by_key(FrameShape::elements).unwrap_or(self.input)
     }
 
     /// Where the first slice ends. Input ends at `frames`, if that is known; then a shorter slice comes first: it has

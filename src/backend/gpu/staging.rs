@@ -111,12 +111,7 @@ impl<G: GpuApi> Staging<G> {
     /// Host tensor to activations. A tensor on the device is read in place.
     pub fn load(&mut self, gpu: &G, block: &G::Block, op: &LoadTensor, staging: u64) -> Result<()> {
         check_frame(op.from, op.batch, op.frame)?;
-        let tensor = op.from.shape();
-        let [top, left, rows, columns] =
-            [op.top, op.left, op.shape.height, op.shape.width].map(|length| length * op.patch);
-        let (top, left) = (top.min(tensor.height - 1), left.min(tensor.width - 1));
-        let rows = (tensor.height - top).min(rows);
-        let area = PixelArea { top, left, rows, columns: (tensor.width - left).min(columns) };
+        let area = PixelArea::of_load(op);
         if op.from.device() != TensorDevice::Cpu {
             return gpu.load(block, op, &in_place(op.from, op.batch, op.frame, area), &self.flags);
         }
@@ -279,6 +274,19 @@ struct PixelArea {
 }
 
 impl PixelArea {
+    /// What a load reads.
+    fn of_load(op: &LoadTensor) -> PixelArea {
+        let (tensor, side) = (op.from.shape(), op.side());
+        let span = |start: u64, length: u64, host: u64| {
+            let first = (start * op.patch).min(host * side - 1);
+            let end = (first + length * op.patch).min(host * side);
+            (first / side, end.div_ceil(side) - first / side)
+        };
+        let (top, rows) = span(op.top, op.shape.height, tensor.height);
+        let (left, columns) = span(op.left, op.shape.width, tensor.width);
+        PixelArea { top, left, rows, columns }
+    }
+
     fn whole(view: &View) -> PixelArea {
         PixelArea { top: 0, left: 0, rows: view.shape().height, columns: view.shape().width }
     }

@@ -1,6 +1,7 @@
-//! What tests of several backends share: a job with memory of its own, and convolutions in bands.
+//! What tests of several backends share: a job with memory of its own, convolutions in bands, and pixels.
 
 pub mod bands;
+pub mod pixels;
 
 use super::cpu::Cpu;
 use super::{Backend, Residency, RunArgs};

@@ -6,8 +6,9 @@ use std::fmt;
 
 use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
+use crate::exec::settings::{Latents, Tiling};
 use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, Pull};
-use crate::ir::{DType, View};
+use crate::ir::{Affine, ChannelMaps, DType, View};
 use crate::node;
 use crate::testing::{golden, overflowing};
 
@@ -279,4 +280,55 @@ fn a_stream_that_overflows_in_fp16_ends_before_the_frame_is_handed_out() {
 fn a_limit_of_host_memory_that_no_plan_keeps_is_named() {
     let refused = run(&Case { host_limit: 0, ..CASES[0] }, None, 1, None).err().unwrap().to_string();
     assert!(refused.contains("needs more host memory than host_memory_limit allows"), "{refused}");
+}
+
+/// A tensor's value at (channel, row, column) of its first frame.
+fn value((values, shape): &(Vec<f32>, [u64; 5]), [channel, row, column]: [u64; 3]) -> f32 {
+    let [_, _, frames, height, width] = *shape;
+    values[((channel * frames * height + row) * width + column) as usize]
+}
+
+/// Also where tiles begin within packed pixels: every third row and column of latent.
+#[test]
+fn latents_of_the_diffusion_model_are_raw_ones_scaled_and_packed() {
+    for (model, video, raw, given) in [
+        ("families/flux2", [1, 3, 1, 64, 96], [1, 32, 1, 8, 12], [1, 128, 1, 4, 6]),
+        ("families/wan21", [1, 3, 1, 64, 96], [1, 16, 1, 8, 12], [1, 16, 1, 8, 12]),
+    ] {
+        let checkpoint = Checkpoint::open(&golden(model)).unwrap();
+        let open = |latents, enabled| {
+            let tiling = Tiling { enabled, size: 40, overlap: 16 };
+            let settings = Settings { latents, encode_tiling: tiling, decode_tiling: tiling, ..node::defaults() };
+            let make = Box::new(|_: &Settings| HostGpu::new(4, None));
+            Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), settings, make).unwrap()
+        };
+        for tiled in [false, true] {
+            let [mut of_raw, mut of_model] = [Latents::Raw, Latents::Model].map(|latents| open(latents, tiled));
+            let run = |direction, input, output, engine: &mut Engine<HostGpu>| {
+                let mut tensors = Tensors::new(direction, input, output);
+                tensors.run(engine).unwrap();
+                tensors
+            };
+            let raw_latent = run(Direction::Encode, video, raw, &mut of_raw).output;
+            let model_latent = run(Direction::Encode, video, given, &mut of_model).output;
+            let decoded = run(Direction::Decode, given, video, &mut of_model);
+            let mut unpacked = Tensors::new(Direction::Decode, raw, video);
+            let [out, back] = [Direction::Encode, Direction::Decode].map(|direction| {
+                let ChannelMaps { side, maps } = of_model.latents.channels(direction).unwrap();
+                (side, maps.to_vec())
+            });
+            let side = out.0;
+            for at in 0..raw.iter().product::<u64>() {
+                let place = [at / (raw[3] * raw[4]), at / raw[4] % raw[3], at % raw[4]];
+                let [c, y, x] = place;
+                let packed = [(c * side + y % side) * side + x % side, y / side, x / side];
+                let scaled = |map: Affine, value: f32| value * map.mul + map.add;
+                let expected = scaled(out.1[packed[0] as usize], value(&raw_latent, place));
+                assert_eq!(value(&model_latent, packed), expected, "{model}, tiled: {tiled}, {place:?}");
+                unpacked.input.0[at as usize] = scaled(back.1[packed[0] as usize], value(&decoded.input, packed));
+            }
+            unpacked.run(&mut of_raw).unwrap();
+            assert!(unpacked.output.0 == decoded.output.0, "{model}, tiled: {tiled}");
+        }
+    }
 }

@@ -3,6 +3,8 @@
 #include "common.cuh"
 
 constexpr int THREADS = 256;
+// The most channels that have maps of their own. Parameters have no room for many more.
+constexpr int MAX_MAPS = 128;
 
 // Codes of `Strided::dtype`; any other is f32.
 constexpr u32 U8 = 0x00010801;
@@ -71,7 +73,8 @@ struct LoadParams {
     Element* into;
     u32* nonfinite;     // set to 1 if a value is not finite; in host memory, so never read
     int height, width;  // activations
-    int stride;         // channels of a pixel in memory; channels beyond the tensor's are zero
+    int channels;       // activations; those that the tensor lacks are 1
+    int stride;         // channels of a pixel in memory; those beyond the activations' are zero
     int patch;          // rows and columns of the tensor that are one pixel; channels are [channel][column][row]
     float mul, add;
 };
@@ -85,13 +88,51 @@ extern "C" __global__ void __launch_bounds__(THREADS) load(const __grid_constant
     int c = 0, column = 0, row = 0;  // of the tensor
     for (int i = 0; i < p.stride; ++i) {
         const int y = min(top + row, p.from.height - 1), x = min(left + column, p.from.width - 1);
-        const float value = c < p.from.channels ? fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add) : 0.0f;
+        const float missing = i < p.channels ? 1.0f : 0.0f;
+        const float value = c < p.from.channels ? fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add) : missing;
         finite &= is_finite(value);
         into[i] = pack1(value);
         if (++row < p.patch) continue;
         row = 0;
         if (++column < p.patch) continue;
         column = 0, ++c;
+    }
+    if (!finite) *p.nonfinite = 1;
+}
+
+/// A map of its own for each channel of a tensor. `side` x `side` pixels of activations are one of the tensor, whose
+/// channels are [channel][row][column].
+struct ChannelMaps {
+    int side;
+    float mul[MAX_MAPS], add[MAX_MAPS];
+
+    __device__ __forceinline__ float apply(int channel, float value) const {
+        return fmaf(value, mul[channel], add[channel]);
+    }
+};
+
+/// `mul`, `add` and `patch` of `load` have no effect.
+struct MappedLoadParams {
+    LoadParams load;
+    ChannelMaps maps;
+    int top, left;  // of the activations within the tensor's first pixel
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) load_mapped(const __grid_constant__ MappedLoadParams params) {
+    const LoadParams& p = params.load;
+    const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (pixel >= static_cast<i64>(p.height) * p.width) return;
+    const int side = params.maps.side;
+    const int y = min(params.top + static_cast<int>(pixel / p.width), p.from.height * side - 1);
+    const int x = min(params.left + static_cast<int>(pixel % p.width), p.from.width * side - 1);
+    const int row = y / side, column = x / side, first = y % side * side + x % side;
+    Element* into = p.into + pixel * p.stride;
+    bool finite = true;
+    for (int i = 0; i < p.stride; ++i) {
+        const int c = i * side * side + first;
+        const float value = i < p.channels ? params.maps.apply(c, read(p.from, p.from.at(c, row, column))) : 0.0f;
+        finite &= is_finite(value);
+        into[i] = pack1(value);
     }
     if (!finite) *p.nonfinite = 1;
 }
@@ -127,6 +168,26 @@ __device__ __forceinline__ float normal(u64 seed, u32 x, u32 y, u32 frame, u32 l
     return static_cast<float>(radius * cos(6.283185307179586 * (c[1] / word)));
 }
 
+/// Where the noise of a value is.
+struct NoisePlace {
+    int channel, row, column;
+};
+
+/// A value of activations as it is stored, before its map. `channel` counts from the first that is stored.
+__device__ __forceinline__ float stored_value(
+    const StoreParams& p, const Element* from, float scale, int channel, NoisePlace noise) {
+    float value = unpack1(from[p.channel + channel]) * scale;
+    // Comparisons, not fminf and fmaxf: NaN stays NaN.
+    if (value < p.clamp_low) value = p.clamp_low;
+    if (value > p.clamp_high) value = p.clamp_high;
+    if (p.logvar >= 0) {
+        const float logvar = fminf(fmaxf(unpack1(from[p.logvar + noise.channel]) * scale, -30.0f), 20.0f);
+        const u32 last = noise.channel + (p.batch << 16);
+        value += expf(0.5f * logvar) * normal(p.seed, noise.column, noise.row, p.frame, last);
+    }
+    return value;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constant__ StoreParams p) {
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
@@ -137,16 +198,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constan
     bool finite = true;
     for (int c = 0; c < p.into.channels; ++c) {
         const int channel = (c * p.patch + x % p.patch) * p.patch + y % p.patch;
-        float value = unpack1(from[p.channel + channel]) * scale;
-        // Comparisons, not fminf and fmaxf: NaN stays NaN.
-        if (value < p.clamp_low) value = p.clamp_low;
-        if (value > p.clamp_high) value = p.clamp_high;
-        if (p.logvar >= 0) {
-            const float logvar = fminf(fmaxf(unpack1(from[p.logvar + c]) * scale, -30.0f), 20.0f);
-            value += expf(0.5f * logvar) * normal(p.seed, x, y, p.frame, c + (p.batch << 16));
-        }
+        const float value = stored_value(p, from, scale, channel, {c, y, x});
         finite &= is_finite(value);
         write(p.into, p.into.at(c, y, x), fmaf(value, p.mul, p.add));
+    }
+    if (!finite) *p.nonfinite = 1;
+}
+
+/// `mul`, `add` and `patch` of `store` have no effect.
+struct MappedStoreParams {
+    StoreParams store;
+    ChannelMaps maps;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) store_mapped(const __grid_constant__ MappedStoreParams params) {
+    const StoreParams& p = params.store;
+    const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
+    const int side = params.maps.side, y = index / p.into.width, x = index % p.into.width;
+    bool finite = true;
+    for (int c = 0; c < p.into.channels; ++c) {
+        // Of activations.
+        const int channel = c / (side * side), row = y * side + c / side % side, column = x * side + c % side;
+        const Element* from = p.from + (static_cast<i64>(row) * p.width + column) * p.stride;
+        const float scale = p.rows ? 1.0f / fmaxf(p.rows[row] * p.columns[column], 1e-6f) : 1.0f;
+        const float value = stored_value(p, from, scale, channel, {channel, row, column});
+        finite &= is_finite(value);
+        write(p.into, p.into.at(c, y, x), params.maps.apply(c, value));
     }
     if (!finite) *p.nonfinite = 1;
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::params::{
     AddParams, AttentionParams, BlendParams, CacheParams, ConvParams, CopyParams, FinalizeParams, LoadParams,
-    NormParams, OutParams, PoolParams, StatisticsParams, StoreParams,
+    MappedLoadParams, MappedStoreParams, NormParams, OutParams, PoolParams, StatisticsParams, StoreParams,
 };
 use super::tiling::{self, TileWidths};
 use crate::backend::Precision;
@@ -68,7 +68,9 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
                 "pool" => layout::<PoolParams>(),
                 "add" => layout::<AddParams>(),
                 "load" => layout::<LoadParams>(),
+                "load_mapped" => layout::<MappedLoadParams>(),
                 "store" => layout::<StoreParams>(),
+                "store_mapped" => layout::<MappedStoreParams>(),
                 "blend" => layout::<BlendParams>(),
                 other => panic!("{other} has no parameter struct"),
             };
@@ -156,6 +158,7 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
     assert_eq!(tiling::CONV_OUT_PIXEL_BYTES, 4 * constant("conv_out.cu", "PARTIAL_FLOATS"));
     assert_eq!(tiling::ATTENTION_WGMMA_QUERIES, constant("attention_wgmma.cu", "QUERIES"));
     assert_eq!(tiling::ATTENTION_WGMMA_CLUSTER, constant("attention_wgmma.cu", "CLUSTER"));
+    assert_eq!(tiling::MAX_MAPS as u64, constant("pixels.cu", "MAX_MAPS"));
     assert_eq!(tiling::MOST_ATTENTION_CHANNELS, constant("attention.cuh", "MAX_CHANNELS"));
     assert_eq!(tiling::MOST_WIDE_ATTENTION_CHANNELS, constant("attention_wide.cu", "MAX_WIDE_CHANNELS"));
 }

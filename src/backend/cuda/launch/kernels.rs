@@ -65,7 +65,9 @@ pub struct Kernels {
     pub pool: Kernel,
     pub add: Kernel,
     pub load: Kernel,
+    pub load_mapped: Kernel,
     pub store: Kernel,
+    pub store_mapped: Kernel,
     pub blend: Kernel,
 }
 
@@ -183,7 +185,9 @@ impl Kernels {
             pool: levels.kernel(c"pool", 0),
             add: levels.kernel(c"add", 0),
             load: pixels.kernel(c"load", 0),
+            load_mapped: pixels.kernel(c"load_mapped", 0),
             store: pixels.kernel(c"store", 0),
+            store_mapped: pixels.kernel(c"store_mapped", 0),
             blend: pixels.kernel(c"blend", 0),
             conv_wgmma,
         }
@@ -209,7 +213,8 @@ impl Kernels {
             &self.copy_rows,
             &self.cache_store,
         ];
-        let others = [&self.pool, &self.add, &self.load, &self.store, &self.blend];
+        let pixels = [&self.load, &self.load_mapped, &self.store, &self.store_mapped, &self.blend];
+        let others = [&self.pool, &self.add].into_iter().chain(pixels);
         let attention = [self.attention_wgmma.as_ref().unwrap_or(&self.attention), &self.attention_wide];
         norms.into_iter().chain(others).chain(attention).try_for_each(|kernel| kernel.function().map(|_| ()))
     }

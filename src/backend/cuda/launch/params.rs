@@ -1,6 +1,6 @@
 //! The parameters of the kernels, field for field as `kernels/*.cu` and `kernels/*.cuh` declare them.
 
-use super::tiling::MAX_FRAMES;
+use super::tiling::{MAX_FRAMES, MAX_MAPS};
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -308,12 +308,34 @@ pub struct LoadParams {
     pub nonfinite: u64,
     pub height: i32,
     pub width: i32,
-    /// Channels of a pixel in memory. Those that the tensor does not have are set to zero.
+    /// Channels of activations. Those that the tensor does not have are set to one.
+    pub channels: i32,
+    /// Channels of a pixel in memory. Those beyond the activations' are set to zero.
     pub stride: i32,
     /// Rows and columns of the tensor that are one pixel.
     pub patch: i32,
     pub mul: f32,
     pub add: f32,
+}
+
+/// A map for each channel of a tensor.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq)]
+pub struct ChannelMaps {
+    /// Rows and columns of activations that are one pixel of the tensor.
+    pub side: i32,
+    pub mul: [f32; MAX_MAPS],
+    pub add: [f32; MAX_MAPS],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq)]
+pub struct MappedLoadParams {
+    pub load: LoadParams,
+    pub maps: ChannelMaps,
+    /// Of the activations within the tensor's first pixel.
+    pub top: i32,
+    pub left: i32,
 }
 
 #[repr(C)]
@@ -339,6 +361,13 @@ pub struct StoreParams {
     pub seed: u64,
     pub batch: u32,
     pub frame: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq)]
+pub struct MappedStoreParams {
+    pub store: StoreParams,
+    pub maps: ChannelMaps,
 }
 
 #[repr(C)]

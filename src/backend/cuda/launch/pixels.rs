@@ -3,13 +3,13 @@
 use cudarc::driver::sys;
 
 use super::launcher::Launcher;
-use super::params::{BlendParams, LoadParams, StoreParams, Strided};
+use super::params::{self, BlendParams, LoadParams, MappedLoadParams, MappedStoreParams, StoreParams, Strided};
 use super::queue::JobBlock;
-use super::tiling::{self, PIXEL_THREADS};
+use super::tiling::{self, MAX_MAPS, PIXEL_THREADS};
 use crate::backend::cuda::driver::{DeviceBlock, HostFlags, check};
 use crate::backend::gpu::{LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame, TensorPlace};
-use crate::error::Result;
-use crate::ir::{BlendTile, Fades, FrameShape, LoadTensor, StoreTensor};
+use crate::error::{Error, Result};
+use crate::ir::{BlendTile, ChannelMaps, Fades, FrameShape, LoadTensor, StoreTensor};
 
 fn grid(pixels: u64) -> [u32; 2] {
     [pixels.div_ceil(u64::from(PIXEL_THREADS)) as u32, 1]
@@ -31,6 +31,22 @@ fn strided(block: &DeviceBlock, of: &TensorFrame) -> Result<Strided> {
         height: of.rows as i32,
         width: of.columns as i32,
     })
+}
+
+/// Maps of channels, as kernels see them.
+fn channel_maps(of: &ChannelMaps) -> Result<params::ChannelMaps> {
+    let count = of.maps.len();
+    if count > MAX_MAPS {
+        return Err(Error::Argument(format!(
+            "latents: model, but a GPU scales {MAX_MAPS} channels of latents at most, and this model has {count}; set \
+             latents to raw, or use device \"cpu\""
+        )));
+    }
+    let (mut mul, mut add) = ([0.0; MAX_MAPS], [0.0; MAX_MAPS]);
+    for (channel, map) in of.maps.iter().enumerate() {
+        (mul[channel], add[channel]) = (map.mul, map.add);
+    }
+    Ok(params::ChannelMaps { side: of.side as i32, mul, add })
 }
 
 impl Launcher {
@@ -58,13 +74,21 @@ impl LaunchPixels for Launcher {
             nonfinite: flags.at(NonFiniteFlag::Loaded as usize),
             height: op.shape.height as i32,
             width: op.shape.width as i32,
+            channels: op.shape.channels as i32,
             stride: tiling::input_stride(op.shape.channels) as i32,
             patch: op.patch as i32,
             mul: op.map.mul,
             add: op.map.add,
         };
-        // SAFETY: the parameters have the kernel's layout, and point at memory that outlives the work.
-        unsafe { self.kernels.load.launch(self.queue.stream(), grid(op.shape.pixels()), PIXEL_THREADS, &params) }
+        let (stream, grid) = (self.queue.stream(), grid(op.shape.pixels()));
+        let Some(channels) = &op.channels else {
+            // SAFETY: the parameters have the kernel's layout, and point at memory that outlives the work.
+            return unsafe { self.kernels.load.launch(stream, grid, PIXEL_THREADS, &params) };
+        };
+        let [top, left] = op.within_packed().map(|start| start as i32);
+        let params = MappedLoadParams { load: params, maps: channel_maps(channels)?, top, left };
+        // SAFETY: as above.
+        unsafe { self.kernels.load_mapped.launch(stream, grid, PIXEL_THREADS, &params) }
     }
 
     fn store(
@@ -97,9 +121,14 @@ impl LaunchPixels for Launcher {
             batch: op.clip as u32,
             frame: op.clip_frame as u32,
         };
-        let pixels = into.height as u64 * into.width as u64;
+        let (stream, grid) = (self.queue.stream(), grid(into.height as u64 * into.width as u64));
+        let Some(channels) = &op.channels else {
+            // SAFETY: as in `load`.
+            return unsafe { self.kernels.store.launch(stream, grid, PIXEL_THREADS, &params) };
+        };
+        let params = MappedStoreParams { store: params, maps: channel_maps(channels)? };
         // SAFETY: as in `load`.
-        unsafe { self.kernels.store.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
+        unsafe { self.kernels.store_mapped.launch(stream, grid, PIXEL_THREADS, &params) }
     }
 
     fn blend(&self, block: &JobBlock, op: &BlendTile, scratch: u64) -> Result<()> {

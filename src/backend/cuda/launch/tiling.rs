@@ -90,6 +90,8 @@ pub const ATTENTION_WGMMA_THREADS: u32 = 512;
 pub const ATTENTION_WIDE_THREADS: u32 = 384;
 pub const LEVEL_THREADS: u32 = 256;
 pub const PIXEL_THREADS: u32 = 256;
+/// The most channels of a tensor that have maps of their own.
+pub const MAX_MAPS: usize = 128;
 pub const CONV_OUT_THREADS: u32 = 192;
 pub const CONV_IN_THREADS: u32 = 256;
 pub const CONV_WGMMA_THREADS: u32 = 384;

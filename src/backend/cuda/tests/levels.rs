@@ -1,7 +1,8 @@
-//! Shortcuts around levels, and patches of pixels, against the CPU.
+//! Shortcuts around levels, patches of pixels, and maps of channels, against the CPU.
 
 use super::*;
-use crate::ir::{AddOp, AddedFrame, LoadTensor, PoolOp, PooledFrame, Repeat};
+use crate::backend::tests::pixels::{MAP_CASES, PATCH_CASES, mapped, patched};
+use crate::ir::{AddOp, AddedFrame, PoolOp, PooledFrame, Repeat};
 
 /// An output of two parts, and one of the newer part alone; or of one part each.
 fn pooled<B: RawMemory>(backend: &B, input: FrameShape, parts: u64) -> Vec<f32> {
@@ -76,35 +77,20 @@ fn repeated_addends_match_the_cpu() {
     }
 }
 
-/// A frame whose last rows and columns lie beyond the image goes in and out.
-fn patched<B: RawMemory>(backend: &B, host: [u64; 4], patch: u64) -> Vec<f32> {
-    let [channels, _, height, width] = host;
-    let [rows, columns] = [height, width].map(|length| length.div_ceil(patch));
-    let shape = FrameShape::new(rows, columns, channels * patch * patch);
-    let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
-    let frame = places.take(sizes.frame_bytes(shape, 0));
-    let mut job = KernelJob::new(backend, places, Room { staging: sizes.staging_bytes(shape), ..Room::default() });
-    let values = Lcg(6).fill(host.iter().product::<u64>() as usize);
-    let from = view(&values, host);
-    job.load(&LoadTensor { patch, ..plain_load(&from, 0, shape, frame) });
-    let mut found = job.store(shape, &[frame]);
-    let out = vec![f32::NAN; values.len()];
-    let into = view(&out, host);
-    let op = StoreTensor { patch, ..plain_store(frame, shape, &into, 0) };
-    backend.store(&mut job.memory, &op, &job.buffers).unwrap();
-    job.finish();
-    found.extend(out);
-    found
-}
-
 #[test]
 fn patches_of_pixels_match_the_cpu() {
     let (gpus, cpu) = (gpus(), Cpu::new(CpuOptions::default()).unwrap());
-    for (channels, patch) in [(3, 2), (4, 1), (4, 2), (1, 3)] {
-        for (height, width) in [(2, 2), (6, 10), (17, 33)] {
-            let host = [channels, 1, height, width];
-            let what = format!("patches of {patch}, {channels} channels, {height}x{width}");
-            assert_close(&gpus, 2e-3, &what, &patched(&cpu, host, patch), |cuda| patched(cuda, host, patch));
-        }
+    for case in PATCH_CASES {
+        let what = format!("{case:?}");
+        assert_close(&gpus, 2e-3, &what, &patched(&cpu, &case), |cuda| patched(cuda, &case));
+    }
+}
+
+#[test]
+fn maps_of_channels_match_the_cpu() {
+    let (gpus, cpu) = (gpus(), Cpu::new(CpuOptions::default()).unwrap());
+    for case in MAP_CASES {
+        let what = format!("{case:?}");
+        assert_close(&gpus, 2e-3, &what, &mapped(&cpu, &case), |cuda| mapped(cuda, &case));
     }
 }

@@ -4,7 +4,9 @@
 pub mod host;
 
 use self::host::{HostGpu, WaitSite};
+use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::tests::bands::{CACHE_FRAMES, Cache, FRAMES, Still, block_outputs, run_chunks, still_outputs};
+use crate::backend::tests::pixels::{MAP_CASES, PATCH_CASES, mapped, patched};
 use crate::backend::tests::{BlockPlaces, KernelJob, Room, layout, plain_load, plain_store};
 use crate::backend::{DeviceFacts, Execution};
 use crate::ir::{CacheFormat, ConvLayout, DType, FrameShape, Norm, Prologue, TensorDevice, View, Window};
@@ -144,5 +146,20 @@ fn norms_of_pixels_in_bands_have_the_bits_of_whole_frames() {
     let block = |hidden| block_outputs(&gpu, &head, &layer, SIZE, hidden);
     for hidden in [CACHE_FRAMES, FRAMES - 1] {
         assert!(block(Some(hidden)) == block(None), "{hidden} hidden frames");
+    }
+}
+
+/// Staging changes no bits: not of parts of packed latents that begin within a pixel, and not of a missing alpha channel.
+#[test]
+fn staged_patches_and_maps_of_channels_have_the_bits_of_the_cpu() {
+    let (cpu, bits) = (Cpu::new(CpuOptions::default()).unwrap(), |of: Vec<f32>| of.into_iter().map(f32::to_bits));
+    for seed in 0..3 {
+        let gpu = HostGpu::new(seed, None).unwrap();
+        for case in PATCH_CASES {
+            assert!(bits(patched(&gpu, &case)).eq(bits(patched(&cpu, &case))), "{case:?}");
+        }
+        for case in MAP_CASES {
+            assert!(bits(mapped(&gpu, &case)).eq(bits(mapped(&cpu, &case))), "{case:?}");
+        }
     }
 }

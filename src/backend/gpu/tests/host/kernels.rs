@@ -11,9 +11,9 @@ use crate::backend::cpu::{Cpu, CpuMemory};
 use crate::backend::gpu::{NormOf, RowSizes, TensorFrame, U8Copy, U8Rows, output_rows};
 use crate::backend::{Diagnosis, Execution, JobAllocation, NonFinite, Precision, RunArgs};
 use crate::ir::{
-    AddOp, AddedFrame, Affine, AttentionOp, BlendTile, Buffers, CacheFormat, ConvFrame, ConvLayout, ConvOp,
-    DeviceOffset, Fades, FrameShape, LoadTensor, Offsets, Op, PartialSums, PinnedBytes, PoolOp, PooledFrame, Posterior,
-    Prologue, Shape, Sizes, SplitColumns, StoreTensor, TensorDevice, Term, View, Window,
+    AddOp, AddedFrame, Affine, AttentionOp, BlendTile, Buffers, CacheFormat, ChannelMaps, ConvFrame, ConvLayout,
+    ConvOp, DeviceOffset, Fades, FrameShape, LoadTensor, Offsets, Op, PartialSums, PinnedBytes, PoolOp, PooledFrame,
+    Posterior, Prologue, Shape, Sizes, SplitColumns, StoreTensor, TensorDevice, Term, View, Window,
 };
 
 /// Rows beside a band that its frames have room for: whole squares of the CPU's convolutions.
@@ -360,32 +360,61 @@ fn staged_bytes(of: &TensorFrame) -> u64 {
     of.channels * of.rows * of.columns * of.dtype.bytes()
 }
 
-pub fn load(
-    cpu: &Cpu,
-    block: &SharedBytes,
-    at: u64,
-    from: &TensorFrame,
-    (map, patch, shape, into): (Affine, u64, FrameShape, DeviceOffset),
-) -> NonFinite {
-    let mut words = aligned(&read(block, at, staged_bytes(from)));
-    let tensor = view(from, as_bytes(&mut words));
-    let bytes = HostSizes.data_bytes(shape);
-    let mut memory = memory(cpu, bytes.next_multiple_of(ALIGN));
-    let op = LoadTensor {
-        from: &tensor,
-        batch: 0,
-        frame: 0,
-        top: 0,
-        left: 0,
-        map,
-        channels: None,
-        patch,
-        shape,
-        into: DeviceOffset(0),
-    };
-    cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).expect("the CPU loads every tensor");
-    block.write(into.0, take(&mut memory, DeviceOffset(0), bytes));
-    cpu.take_nonfinite(&mut memory)
+/// Maps that outlive their call.
+struct OwnedMaps {
+    side: u64,
+    maps: Vec<Affine>,
+}
+
+impl OwnedMaps {
+    fn new(of: ChannelMaps) -> OwnedMaps {
+        OwnedMaps { side: of.side, maps: of.maps.to_vec() }
+    }
+
+    fn get(&self) -> ChannelMaps<'_> {
+        ChannelMaps { side: self.side, maps: &self.maps }
+    }
+}
+
+/// A load that outlives its call.
+pub struct OwnedLoad {
+    /// Row and column of the activations within the first pixel that is staged.
+    within: [u64; 2],
+    map: Affine,
+    channels: Option<OwnedMaps>,
+    patch: u64,
+    shape: FrameShape,
+    into: DeviceOffset,
+}
+
+impl OwnedLoad {
+    pub fn new(op: &LoadTensor) -> OwnedLoad {
+        let LoadTensor { map, patch, shape, into, .. } = *op;
+        OwnedLoad { within: op.within_packed(), map, channels: op.channels.map(OwnedMaps::new), patch, shape, into }
+    }
+
+    pub fn run(self, cpu: &Cpu, block: &SharedBytes, at: u64, from: &TensorFrame) -> NonFinite {
+        let mut words = aligned(&read(block, at, staged_bytes(from)));
+        let tensor = view(from, as_bytes(&mut words));
+        let bytes = HostSizes.data_bytes(self.shape);
+        let mut memory = memory(cpu, bytes.next_multiple_of(ALIGN));
+        let [top, left] = self.within;
+        let op = LoadTensor {
+            from: &tensor,
+            batch: 0,
+            frame: 0,
+            top,
+            left,
+            map: self.map,
+            channels: self.channels.as_ref().map(OwnedMaps::get),
+            patch: self.patch,
+            shape: self.shape,
+            into: DeviceOffset(0),
+        };
+        cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).expect("the CPU loads every tensor");
+        block.write(self.into.0, take(&mut memory, DeviceOffset(0), bytes));
+        cpu.take_nonfinite(&mut memory)
+    }
 }
 
 type OwnedFades = (Vec<f32>, Vec<f32>);
@@ -403,6 +432,7 @@ pub struct OwnedStore {
     clamp: Option<(f32, f32)>,
     sample: Option<Posterior>,
     map: Affine,
+    channels: Option<OwnedMaps>,
     patch: u64,
     clip: u64,
     clip_frame: u64,
@@ -412,7 +442,8 @@ impl OwnedStore {
     pub fn new(op: &StoreTensor) -> OwnedStore {
         let StoreTensor { from, shape, channel, clamp, sample, map, patch, clip, clip_frame, .. } = *op;
         let divide = op.divide.map(|fades| (fades.rows.to_vec(), fades.columns.to_vec()));
-        OwnedStore { from, shape, channel, divide, clamp, sample, map, patch, clip, clip_frame }
+        let channels = op.channels.map(OwnedMaps::new);
+        OwnedStore { from, shape, channel, divide, clamp, sample, map, channels, patch, clip, clip_frame }
     }
 
     pub fn run(self, cpu: &Cpu, block: &SharedBytes, at: u64, into: &TensorFrame) -> NonFinite {
@@ -429,7 +460,7 @@ impl OwnedStore {
             clamp: self.clamp,
             sample: self.sample,
             map: self.map,
-            channels: None,
+            channels: self.channels.as_ref().map(OwnedMaps::get),
             patch: self.patch,
             into: &tensor,
             batch: 0,

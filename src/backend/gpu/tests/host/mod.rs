@@ -423,11 +423,8 @@ impl LaunchCopies for HostGpu {
 
 impl LaunchPixels for HostGpu {
     fn load(&self, block: &SharedBytes, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
-        let (from, at) = (*from, staged(from)?);
-        let (how, flags) = ((op.map, op.patch, op.shape, op.into), Arc::clone(&flags.0));
-        self.launch(None, block, move |cpu, block| {
-            HostFlags::set(&flags, kernels::load(cpu, block, at, &from, how));
-        });
+        let (from, at, flags, op) = (*from, staged(from)?, Arc::clone(&flags.0), kernels::OwnedLoad::new(op));
+        self.launch(None, block, move |cpu, block| HostFlags::set(&flags, op.run(cpu, block, at, &from)));
         Ok(())
     }
 
@@ -472,7 +469,7 @@ impl GpuBackend for HostGpu {
 
 impl DeviceFacts for HostGpu {
     const HOST_MEMORY: bool = false;
-    const MAPS_CHANNELS: bool = false;
+    const MAPS_CHANNELS: bool = true;
     const POOLS: bool = true;
     const PATCHES: bool = true;
     const ADDS_ALPHA: bool = true;

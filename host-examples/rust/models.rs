@@ -7,6 +7,10 @@ use serde_json::Value;
 
 use crate::Result;
 
+/// The checkpoint that the project ships: in the source tree, in an installed prefix, beside the command in a wheel.
+const DEMO_WEIGHTS: &str = "host-examples/assets/demo.safetensors";
+const INSTALLED_WEIGHTS: [&str; 2] = ["share/video-vae/demo.safetensors", "demo.safetensors"];
+
 /// The word for the checkpoint that the project ships.
 pub const DEMO: &str = "demo";
 
@@ -79,11 +83,24 @@ pub fn named(name: &str) -> Option<Model> {
     known().into_iter().find(|model| model.name == name)
 }
 
+/// Around the executable, or in the source tree that this was built from.
+pub fn demo_weights() -> Result<PathBuf> {
+    let executable = std::env::current_exe().unwrap_or_default();
+    let folders = || executable.ancestors().skip(1);
+    let installed = folders().take(2).flat_map(|folder| INSTALLED_WEIGHTS.map(|name| folder.join(name)));
+    let built_from = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let sources = folders().chain([built_from]).map(|root| root.join(DEMO_WEIGHTS));
+    installed
+        .chain(sources)
+        .find(|path| path.is_file())
+        .ok_or_else(|| format!("the demo's checkpoint, {DEMO_WEIGHTS}, is not here; pass another with --weights FILE"))
+}
+
 /// The file that a word stands for: `demo`, the name of a model that was downloaded, or a path.
 pub fn resolve(weights: &Path) -> Result<PathBuf> {
     let word = weights.to_str().unwrap_or_default();
     if word == DEMO {
-        return crate::options::demo_weights();
+        return demo_weights();
     }
     match named(word) {
         Some(model) => model.find().ok_or_else(|| {

@@ -39,10 +39,6 @@ pub fn key_and_value(text: &str) -> Result<(String, String)> {
     pair.ok_or_else(|| "write it as KEY=VALUE".into())
 }
 
-/// The checkpoint that the project ships: in the source tree, in an installed prefix, beside the command in a wheel.
-const DEMO_WEIGHTS: &str = "host-examples/assets/demo.safetensors";
-const INSTALLED_WEIGHTS: [&str; 2] = ["share/video-vae/demo.safetensors", "demo.safetensors"];
-
 impl ModelOptions {
     /// The checkpoint that was named.
     pub fn named_weights(&self) -> Option<Result<PathBuf>> {
@@ -99,19 +95,6 @@ impl ModelOptions {
     pub fn setting(&self, key: &str) -> Option<&str> {
         self.settings().filter(|(known, _)| *known == key).last().map(|(_, value)| value)
     }
-}
-
-/// Around the executable, or in the source tree that this was built from.
-pub fn demo_weights() -> Result<PathBuf> {
-    let executable = std::env::current_exe().unwrap_or_default();
-    let folders = || executable.ancestors().skip(1);
-    let installed = folders().take(2).flat_map(|folder| INSTALLED_WEIGHTS.map(|name| folder.join(name)));
-    let built_from = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let sources = folders().chain([built_from]).map(|root| root.join(DEMO_WEIGHTS));
-    installed
-        .chain(sources)
-        .find(|path| path.is_file())
-        .ok_or_else(|| format!("the demo's checkpoint, {DEMO_WEIGHTS}, is not here; pass another with --weights FILE"))
 }
 
 /// Floating-point types of stored latents and checkpoints.

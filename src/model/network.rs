@@ -95,6 +95,11 @@ impl LevelShortcut {
         if self.still { frame } else { frame.div_ceil(self.parts) }
     }
 
+    /// The number, among the frames that wait, of the one that is added to a frame: its own if they are means.
+    pub fn waiting(&self, frame: u64) -> u64 {
+        if self.map == LevelMap::Mean { frame } else { self.smaller(frame) }
+    }
+
     /// The first frame of the value that frame `frame` of the sum reads.
     pub fn oldest(&self, frame: u64) -> u64 {
         match self.map {

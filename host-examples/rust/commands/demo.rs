@@ -12,12 +12,12 @@ use super::plan;
 use crate::api::VVAE_DEVICE_CPU;
 use crate::draft::Draft;
 use crate::files;
-use crate::options::{self, ModelOptions};
+use crate::options::ModelOptions;
 use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::vae::Vae;
-use crate::{Result, units, whole};
+use crate::{Result, models, units, whole};
 
 /// Makes a clip, encodes and decodes it, shows how it looks; needs nothing.
 ///
@@ -44,7 +44,7 @@ fn size(text: &str) -> Result<[u64; 3]> {
 impl Demo {
     pub fn run(self) -> Result<()> {
         let Demo { out: folder, shape: [frames, height, width], model } = self;
-        let weights = model.named_weights().unwrap_or_else(options::demo_weights)?;
+        let weights = model.named_weights().unwrap_or_else(models::demo_weights)?;
         std::fs::create_dir_all(&folder).map_err(|why| format!("{} cannot be made: {why}", folder.display()))?;
         let vae = model.open(&weights)?;
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);

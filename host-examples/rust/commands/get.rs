@@ -11,7 +11,7 @@ use crate::download::{Client, Remote, sha256};
 use crate::models::{self, Model};
 use crate::progress::{Progress, Unit};
 use crate::say::{self, say};
-use crate::{Result, draft, interrupt, options, units};
+use crate::{Result, draft, interrupt, units};
 
 const EXAMPLES: &str = "Examples:
   vvae get                             # the names, and which of them are here
@@ -58,7 +58,7 @@ impl Get {
     pub fn run(self) -> Result<()> {
         let Some(name) = &self.name else { return list() };
         if name == models::DEMO {
-            return say!("{}: it comes with this command; nothing to download", options::demo_weights()?.display());
+            return say!("{}: it comes with this command; nothing to download", models::demo_weights()?.display());
         }
         let model = models::named(name).ok_or_else(|| unknown(name))?;
         let place = self.place(&model)?;

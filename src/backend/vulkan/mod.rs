@@ -3,6 +3,7 @@
 
 mod api;
 mod driver;
+mod host_memory;
 mod launch;
 mod sizes;
 mod weights;
@@ -14,12 +15,11 @@ use std::sync::Arc;
 
 use ash::vk;
 
-use self::api::HostMemory;
 use self::driver::{Context, DeviceBlock, Instance, VulkanQueue};
+use self::host_memory::HostMemory;
 use self::launch::Launcher;
-use super::device::DeviceInfo;
 use super::gpu::{GpuBackend, LaunchLimit};
-use super::{DeviceAllocator, DeviceFacts, Note, Precision, Residency, WeightStorage};
+use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, Rates, Sizes, TensorDevice, WeightPart};
 

@@ -14,8 +14,8 @@ pub const K_BLOCK: u64 = 16;
 pub const FRAME_ALIGN: u64 = 256;
 /// Mean and another moment, in f32.
 const MOMENTS_BYTES: u64 = 8;
-/// The most output frames of a launch.
-const MAX_FRAMES: u64 = super::launch::MAX_FRAMES as u64;
+/// The most frames of one launch.
+pub const MAX_FRAMES: usize = 32;
 
 /// Channels that a pixel takes in memory. Kernels load four at a time; a row of a cache has whole units of 16 bytes.
 pub const fn channel_stride(channels: u64) -> u64 {
@@ -132,7 +132,7 @@ impl Sizes for VulkanSizes {
 
     /// Records of the frames of a launch.
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        frames.min(MAX_FRAMES) * self.records_bytes(layout, input)
+        frames.min(MAX_FRAMES as u64) * self.records_bytes(layout, input)
     }
 
     fn attention_scratch(&self, _: FrameShape, _: u64) -> u64 {

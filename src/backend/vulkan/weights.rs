@@ -7,8 +7,8 @@ use std::sync::Arc;
 use ash::vk;
 use half::{bf16, f16};
 
-use super::api::HostMemory;
 use super::driver::{Context, DeviceBlock, VulkanQueue};
+use super::host_memory::HostMemory;
 use super::launch::WeightAddresses;
 use super::sizes::{self, K_BLOCK, VulkanSizes, WeightLayout, channel_stride, padded_outputs};
 use crate::backend::Precision;

@@ -1,27 +1,15 @@
 //! Emits what goes around levels: values that wait from the beginning of a level to its end, and are added there.
 //! Means are made at once, so that the large frames need not wait. Values that are repeated wait as they are.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::emit::{Emitter, LayerOutputs};
-use super::layer_cache::{FrameQueue, SlotRef, resident};
+use super::layer_cache::{SlotRef, resident};
 use super::sink::Sink;
 use crate::ir::{AddOp, AddedFrame, FrameRef, LayerId, Op, PoolOp, PooledFrame, Repeat};
-use crate::model::{Cone, LevelMap, LevelShortcut, Network};
+use crate::model::{LevelMap, LevelShortcut};
 use crate::plan::arena::{Slot, SlotKind};
-
-/// What waits for a layer's outputs: by their numbers if it is means, else by its own.
-pub fn new_queue(network: &Network, cone: &Cone, layer: LayerId) -> FrameQueue {
-    let first = network.layers[layer].level.map_or(0, |level| number_of(&level, cone.first(layer)));
-    FrameQueue { frames: VecDeque::new(), first }
-}
-
-/// The number of the waiting frame that is added to a frame.
-fn number_of(level: &LevelShortcut, frame: u64) -> u64 {
-    if level.map == LevelMap::Mean { frame } else { level.smaller(frame) }
-}
 
 impl Emitter {
     /// Hands new outputs of a layer to the layers behind levels that they are added to.
@@ -90,11 +78,11 @@ impl Emitter {
             let own = self.facts.sizes.outputs[of.layer];
             let out = if is_passed { arena.take(own, of.kept.slot_kind(frame)) } else { x };
             let part = level.part(frame) % repeat.parts;
-            AddedFrame { x, addend: queue.at(number_of(&level, frame)), part, out }
+            AddedFrame { x, addend: queue.at(level.waiting(frame)), part, out }
         });
         let frames: Vec<AddedFrame<_>> = added.collect();
         frames.iter().filter(|frame| frame.out != frame.x).for_each(|frame| arena.drop(frame.x));
-        queue.drop_before(Some(number_of(&level, of.frames.end)), arena);
+        queue.drop_before(Some(level.waiting(of.frames.end)), arena);
         let outputs = frames.iter().map(|frame| FrameRef::Resident(frame.out)).collect();
         to.ops.push_back(Op::Add(AddOp { shape, repeat, frames }));
         outputs

@@ -2,10 +2,10 @@
 //!
 //! Owns the caches of a work item. Knows the policy and the sizes; does not know which stage runs next.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::around::new_queue;
 use super::layer_cache::{FrameQueue, LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
@@ -161,7 +161,11 @@ impl Emitter {
         let caches = (0..network.layers.len()).map(new_cache).collect();
         let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
         let waiting = vec![Vec::new(); network.layers.len()];
-        let around = (0..network.layers.len()).map(|layer| new_queue(network, cone, layer)).collect();
+        let around = |layer: LayerId| {
+            let first = network.layers[layer].level.map_or(0, |level| level.waiting(cone.first(layer)));
+            FrameQueue { frames: VecDeque::new(), first }
+        };
+        let around = (0..network.layers.len()).map(around).collect();
         Emitter { facts: Arc::new(facts), caches, weights, waiting, around }
     }
 

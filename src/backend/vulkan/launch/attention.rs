@@ -1,10 +1,10 @@
 //! Launches attention.
 
 use super::params::AttentionParams;
-use super::{Launcher, MAX_FRAMES, per_frame};
+use super::{Launcher, per_frame};
 use crate::backend::gpu::{RowSizes, attention_products};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
-use crate::backend::vulkan::sizes::channel_stride;
+use crate::backend::vulkan::sizes::{MAX_FRAMES, channel_stride};
 use crate::error::Result;
 use crate::ir::{AttentionOp, Offsets};
 

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::params::{self, ConvParams, MAIN, MAX_TERMS, OutFrame, SHORTCUT, Source, Term};
-use super::{Launcher, MAX_FRAMES, WeightAddresses, per_frame};
+use super::params::{ConvParams, MAIN, MAX_TERMS, OutFrame, SHORTCUT, Source, Term};
+use super::{Launcher, WeightAddresses, per_frame};
 use crate::backend::Precision;
 use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
-use crate::backend::vulkan::sizes::{self, K_BLOCK, TILE, channel_stride, padded_outputs, tile_channels};
+use crate::backend::vulkan::sizes::{self, K_BLOCK, MAX_FRAMES, TILE, channel_stride, padded_outputs, tile_channels};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Offsets, Window};
 
@@ -207,4 +207,4 @@ impl LaunchConv for Launcher {
 }
 
 /// Tiles begin where the kernel says, in rows of the whole grid.
-const _: () = assert!(sizes::TILE.0 == 8 && sizes::TILE.1 == 16 && params::MAX_FRAMES == 32);
+const _: () = assert!(sizes::TILE.0 == 8 && sizes::TILE.1 == 16 && MAX_FRAMES == 32);

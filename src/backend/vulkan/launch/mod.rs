@@ -8,13 +8,11 @@ mod norm;
 mod params;
 mod pixels;
 
-pub use params::MAX_FRAMES;
-
 use std::sync::Arc;
 
-use super::api::HostFlags;
 use super::driver::{Context, VulkanQueue};
-use super::sizes::VulkanSizes;
+use super::host_memory::HostFlags;
+use super::sizes::{MAX_FRAMES, VulkanSizes};
 use crate::backend::gpu::LaunchLimit;
 use crate::error::{Error, Result};
 

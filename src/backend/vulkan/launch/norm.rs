@@ -1,10 +1,10 @@
 //! Launches norms, and the statistics that they need.
 
 use super::params::{FinalizeParams, NormFrame, NormParams};
-use super::{Launcher, MAX_FRAMES, per_frame};
+use super::{Launcher, per_frame};
 use crate::backend::gpu::{self, ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
-use crate::backend::vulkan::sizes::{channel_stride, padded_outputs};
+use crate::backend::vulkan::sizes::{MAX_FRAMES, channel_stride, padded_outputs};
 use crate::error::Result;
 use crate::ir::{DeviceOffset, Norm, Prologue};
 

@@ -1,7 +1,6 @@
 //! The parameters of the kernels, field for field as `shaders/` declare them.
 
-/// The most frames of one launch.
-pub const MAX_FRAMES: usize = 32;
+use crate::backend::vulkan::sizes::MAX_FRAMES;
 
 /// Input frames of one shape, and their weights.
 #[repr(C)]

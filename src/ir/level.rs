@@ -1,4 +1,4 @@
-//! Operations of shortcuts around whole levels: values without weights, added behind a change of resolution and frame rate.
+//! Operations of shortcuts around whole levels: values without weights, added behind a change of resolution and rate.
 //! Frames are whole and resident, and carry no statistics.
 
 use super::op::relocate_frame;

@@ -151,7 +151,7 @@ impl<L: Location> PartialSums<L> {
 pub struct BandTerm {
     /// Which of the operation's inputs.
     pub input: usize,
-    /// Whether it is read as the cache stores it. A cached frame always is.
+    /// Whether a fresh input is read rounded, as the cache will store it. Cached inputs are rounded already: theirs is false.
     pub is_rounded: bool,
     pub slab: u8,
 }

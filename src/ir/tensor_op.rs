@@ -18,8 +18,8 @@ pub struct ChannelMaps<'a> {
 }
 
 /// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and
-/// columns beyond the host's image repeat its last ones, and channels that it lacks are 1. (`top`, `left`) and `shape` are of
-/// activations.
+/// columns beyond the host's image repeat its last ones, and channels that it lacks are 1. (`top`, `left`) and `shape` are
+/// of activations.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadTensor<'a> {
     pub from: &'a View,

@@ -1,4 +1,5 @@
-//! Shortcuts around levels: means of pixels, and sums with a smaller frame. Each row is a task's, so threads change no bit.
+//! Shortcuts around levels: means of pixels, and sums with a smaller frame. Each row belongs to one task, so the number of
+//! threads changes no bit.
 
 use super::element::Element;
 use super::memory::{CpuMemory, SharedPointer};

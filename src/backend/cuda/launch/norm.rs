@@ -12,7 +12,8 @@ use crate::ir::{self, ConvLayout, DeviceOffset, Prologue, Sizes};
 /// By registers nine blocks of `norm_silu` fit on a multiprocessor. So these are two full rounds.
 const BLOCKS_A_MULTIPROCESSOR: u32 = 18;
 
-/// The norm before a layer. That of pixels reads gamma alone. `stride`: from one slot of statistics to the next, in pairs of floats.
+/// The norm before a layer. That of pixels reads gamma alone. `stride` is in pairs of floats, from one slot of statistics to
+/// the next.
 pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u64, stride: i64) -> Norm {
     Norm {
         statistics,

@@ -64,8 +64,8 @@ impl TileWidths {
         self.row_bytes / element
     }
 }
-/// The time of a product in a narrow tile, as a part of that in a wide one, norms of pixels included. By whole networks of Wan 2.1
-/// on an H200 (2026-11-18).
+/// The time of a product in a narrow tile, as a part of that in a wide one, norms of pixels included. Measured on an H200, by
+/// whole networks (2026-11-18).
 const NARROW_COST: f64 = 1.17;
 /// Rows and columns of pixels that one statistics record covers.
 pub const STATISTICS_RECORD: (u64, u64) = (8, 16);

@@ -1,6 +1,6 @@
 """diffusers' own autoencoders beside video-vae on one machine: error, seconds and memory.
 
-    python tests/bench_diffusers.py [errors] [tiling] [speed] [--device cuda] [--models flux,sdxl,wan21] [--size 1024]
+    python tests/bench_diffusers.py [errors] [tiling] [speed] [--device cuda] [--models LIST] [--size 1024]
                                     [--clip 9x480x832] [--large 4096] [--limit 8GiB] [--rounds 7] [--precisions LIST]
                                     [--diffusers FOLDER] [--json FILE]
 
@@ -9,7 +9,8 @@ tiling  a decode of LARGE x LARGE: diffusers' tiles beside video-vae within LIMI
         without tiles, and against the same implementation without tiles
 speed   both in turns: the median of the ratios, decode and encode, in each of PRECISIONS (fp32,bf16 and on a GPU fp16)
 
-Images have SIZE x SIZE pixels, clips of video models FRAMESxHEIGHTxWIDTH. Tiling is of the first model, one of images.
+Models: flux, sdxl, wan21, wan22, qwen, qwen21; without a list flux and sdxl. Images have SIZE x SIZE pixels, clips of
+video models FRAMESxHEIGHTxWIDTH. Tiling is of the first model, one of images.
 Without a part: errors and tiling. Weights are random, of the real size. Tensors lie on the device. FOLDER has diffusers
 and what it imports, if Python does not. The library is $VIDEO_VAE_LIBRARY, or target/release.
 """
@@ -25,6 +26,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,10 +34,23 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "host-examples" / "python" / "src"))
 GIB = 1 << 30
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-SCALE = 8
 
 
-def images(channels: int, quant: bool) -> tuple[str, dict]:
+@dataclass
+class Model:
+    """A class of diffusers, its sizes, and what its arrays look like."""
+
+    kind: str
+    sizes: dict
+    latent_channels: int = 16
+    scale: int = 8
+    pixel_channels: int = 3
+    is_video: bool = True
+    # Images of some classes have an axis of one frame.
+    has_frames: bool = True
+
+
+def images(channels: int, quant: bool) -> Model:
     """A model of images: latent channels, and whether 1x1 convolutions stand before the decoder and behind the encoder."""
     sizes = {
         "down_block_types": ["DownEncoderBlock2D"] * 4,
@@ -48,11 +63,27 @@ def images(channels: int, quant: bool) -> tuple[str, dict]:
         "use_quant_conv": quant,
         "use_post_quant_conv": quant,
     }
-    return "AutoencoderKL", sizes
+    return Model("AutoencoderKL", sizes, channels, is_video=False, has_frames=False)
 
 
-# diffusers' class and its sizes.
-MODELS = {"sdxl": images(4, True), "flux": images(16, False), "wan21": ("AutoencoderKLWan", {})}
+WAN22 = {
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "z_dim": 48,
+    "is_residual": True,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+}
+MODELS = {
+    "sdxl": images(4, True),
+    "flux": images(16, False),
+    "wan21": Model("AutoencoderKLWan", {}),
+    "wan22": Model("AutoencoderKLWan", WAN22, latent_channels=48, scale=16),
+    "qwen": Model("AutoencoderKLQwenImage", {}, is_video=False),
+    "qwen21": Model("AutoencoderKLQwenImage21", {}, 64, scale=16, pixel_channels=4, is_video=False),
+}
 
 
 class Missing(type):
@@ -113,12 +144,10 @@ class Pair:
     def __init__(self, name: str, options: argparse.Namespace, folder: Path) -> None:
         from safetensors.torch import save_file
 
-        kind, sizes = MODELS[name]
-        self.name, self.device, self.is_video = name, options.device, kind != "AutoencoderKL"
-        self.channels = sizes.get("latent_channels", 16)
+        self.name, self.model, self.device = name, MODELS[name], options.device
         torch.manual_seed(0)
         with torch.device(self.device):
-            self.peer = getattr(options.diffusers_module, kind)(**sizes).eval()
+            self.peer = getattr(options.diffusers_module, self.model.kind)(**self.model.sizes).eval()
         weights = folder / f"{name}.safetensors"
         self.state = {key: value.cpu().clone() for key, value in self.peer.state_dict().items()}
         save_file(self.state, str(weights))
@@ -133,15 +162,17 @@ class Pair:
 
     def shape(self, options: argparse.Namespace) -> list[int]:
         """Frames of a clip, height and width."""
-        return [int(n) for n in options.clip.split("x")] if self.is_video else [options.size] * 2
+        if self.model.is_video:
+            return [int(n) for n in options.clip.split("x")]
+        return [*[1] * self.model.has_frames, options.size, options.size]
 
     def inputs(self, shape: list[int]) -> dict[str, torch.Tensor]:
         """Values that every type has."""
         random = torch.Generator(self.device).manual_seed(1)
-        frames = [1 + (shape[0] - 1) // 4] if self.is_video else []
-        latent = [1, self.channels, *frames, *(side // SCALE for side in shape[-2:])]
+        frames = [1 + (shape[0] - 1) // 4] if self.model.has_frames else []
+        latent = [1, self.model.latent_channels, *frames, *(side // self.model.scale for side in shape[-2:])]
         latents = torch.randn(latent, generator=random, device=self.device)
-        pixels = torch.rand([1, 3, *shape], generator=random, device=self.device) * 2 - 1
+        pixels = torch.rand([1, self.model.pixel_channels, *shape], generator=random, device=self.device) * 2 - 1
         return {"decode": latents.bfloat16().float(), "encode": pixels.bfloat16().float()}
 
     def call_peer(self, node: str, value: torch.Tensor) -> torch.Tensor:
@@ -150,8 +181,8 @@ class Pair:
         return self.peer.encode(value, return_dict=False)[0].mode()
 
     def call_own(self, node: str, value: torch.Tensor) -> torch.Tensor:
-        if self.is_video:
-            # diffusers clamps the video of these models.
+        if self.model.has_frames:
+            # diffusers clamps the pixels of these models.
             return self.own.decode(value).clamp(-1, 1) if node == "decode" else self.own.encode(value)
         if node == "decode":
             return self.own.decode(value)[:, :, 0]

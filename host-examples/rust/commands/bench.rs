@@ -39,8 +39,8 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
-    /// Full-size random weights of a published model, made once in the temporary folder (up to half a gigabyte): seedvr2,
-    /// sd, sdxl, sd3, flux or flux2.
+    /// Full-size random weights of a published model, made once in the temporary folder (up to 1.5 GB); an unknown name
+    /// lists the models.
     #[arg(long, conflicts_with = "weights", value_name = "MODEL", num_args = 0..=1, default_missing_value = "seedvr2")]
     random: Option<String>,
     /// FRAMESxHEIGHTxWIDTH of the video; default: 21x720x1280,1x1024x1024,5x512x512 on a GPU, 1x256x256,5x128x128 on

@@ -79,7 +79,7 @@ pub(super) fn statistics(moments: &[Moments], pixels: &[usize], phases: usize, c
 }
 
 /// Fills `into` with the mean, scale and shift of each channel: three rows, each padded to whole blocks. Without
-/// statistics, pixels come [divided by their length](reciprocal_length).
+/// statistics, pixels come [divided by their length](reciprocal_lengths).
 pub(super) fn fill_table(into: &mut [f32], statistics: &[f32], gamma: &[f32], beta: &[f32]) {
     let (channels, padded) = (gamma.len(), into.len() / 3);
     into.fill(0.0);
@@ -98,31 +98,63 @@ pub(super) fn fill_table(into: &mut [f32], statistics: &[f32], gamma: &[f32], be
 
 /// Partial sums of a pixel's length. Their number is fixed, so that no vector width changes a bit.
 const LENGTH_SUMS: usize = 16;
+/// Lanes of the narrowest vectors.
+const LEAST_LANES: usize = 4;
 /// The least length that a pixel is divided by.
 const LEAST_LENGTH: f32 = 1e-12;
 
-/// The factor that brings a pixel to length 1.
+/// The factors that bring as many pixels as `factors` has, `step` elements apart, to length 1.
 ///
 /// # Safety
-/// `pixel` has so many channels.
+/// The pixels have so many channels, and the processor has `S`.
 #[inline(always)]
-pub(super) unsafe fn reciprocal_length<E: Element>(pixel: *const E, channels: usize) -> f32 {
-    let mut sums = [0.0_f32; LENGTH_SUMS];
-    for first in (0..channels).step_by(LENGTH_SUMS) {
-        for (i, sum) in sums.iter_mut().enumerate().take(channels - first) {
+pub(super) unsafe fn reciprocal_lengths<S: Simd, E: Element>(
+    pixels: *const E,
+    step: usize,
+    channels: usize,
+    factors: &mut [f32],
+) {
+    for (pixel, factor) in factors.iter_mut().enumerate() {
+        // SAFETY: by this function's contract.
+        *factor = unsafe { squared_length::<S, E>(pixels.wrapping_add(pixel.wrapping_mul(step)), channels) };
+    }
+    // Apart from the sums, so that several roots and quotients are taken at a time.
+    for factor in factors {
+        *factor = 1.0 / factor.sqrt().max(LEAST_LENGTH);
+    }
+}
+
+/// # Safety
+/// As [`reciprocal_lengths`].
+#[inline(always)]
+unsafe fn squared_length<S: Simd, E: Element>(pixel: *const E, channels: usize) -> f32 {
+    let (vectors, whole) = (LENGTH_SUMS / S::LANES, channels / LENGTH_SUMS * LENGTH_SUMS);
+    let mut sums = [S::splat(0.0); LENGTH_SUMS / LEAST_LANES];
+    for first in (0..whole).step_by(LENGTH_SUMS) {
+        for (i, sum) in sums[..vectors].iter_mut().enumerate() {
             // SAFETY: by this function's contract.
-            let value = unsafe { *pixel.add(first + i) }.value();
-            *sum += value * value;
+            let value = unsafe { E::load::<S>(pixel.wrapping_add(first + i * S::LANES)) };
+            *sum = S::add(*sum, S::mul(value, value));
         }
+    }
+    let mut lanes = [0.0_f32; LENGTH_SUMS];
+    for (i, sum) in sums[..vectors].iter().enumerate() {
+        // SAFETY: the lanes of all vectors.
+        unsafe { S::store(lanes.as_mut_ptr().add(i * S::LANES), *sum) };
+    }
+    for (i, sum) in lanes.iter_mut().enumerate().take(channels - whole) {
+        // SAFETY: by this function's contract.
+        let value = unsafe { *pixel.wrapping_add(whole + i) }.value();
+        *sum += value * value;
     }
     let mut half = LENGTH_SUMS / 2;
     while half > 0 {
         for i in 0..half {
-            sums[i] += sums[i + half];
+            lanes[i] += lanes[i + half];
         }
         half /= 2;
     }
-    1.0 / sums[0].sqrt().max(LEAST_LENGTH)
+    lanes[0]
 }
 
 /// Mean, scale and shift of one vector of channels; zeros without a norm.

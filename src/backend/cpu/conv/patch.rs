@@ -4,13 +4,13 @@
 use super::grid::{OutputArea, OutputGrid};
 use super::square::Square;
 use crate::backend::cpu::element::Element;
-use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, reciprocal_length, table_vectors};
+use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, reciprocal_lengths, table_vectors};
 use crate::backend::cpu::simd::{Simd, SimdOp};
 use crate::ir::{Norm, Prologue};
 
 /// Channels of the largest block.
 const MOST_CHANNELS: usize = 32;
-/// Pixels of a pair's frames whose lengths are known at a time.
+/// Pixels of a frame whose lengths are known at a time.
 const MOST_LENGTHS: usize = 64;
 
 /// The frame that a patch is made of.
@@ -274,7 +274,7 @@ impl<E: Element> PairRow<'_, E> {
         // Those that are kept have been normalised.
         let fresh = [FIRST && kept0.is_none(), kept1.is_none(), true, SECOND];
         // SAFETY: pixels of the run.
-        let factors = unsafe { self.factors(fresh) };
+        let factors = unsafe { self.factors::<S>(fresh) };
         for channel in (0..self.channels.next_multiple_of(E::BLOCK)).step_by(S::LANES) {
             // SAFETY: pixels of the run and their channels; the tables are padded to whole blocks.
             unsafe {
@@ -322,15 +322,13 @@ impl<E: Element> PairRow<'_, E> {
     /// # Safety
     /// As [`SimdOp::run`].
     #[inline(always)]
-    unsafe fn factors(&self, fresh: [bool; 4]) -> [[f32; MOST_LENGTHS]; 4] {
+    unsafe fn factors<S: Simd>(&self, fresh: [bool; 4]) -> [[f32; MOST_LENGTHS]; 4] {
         let mut factors = [[1.0; MOST_LENGTHS]; 4];
         let frames = self.from.iter().zip(fresh).zip(&mut factors);
         for ((from, _), factors) in frames.filter(|((_, fresh), _)| *fresh && self.by_length) {
             let Some(from) = from else { continue };
-            for (pixel, factor) in factors.iter_mut().enumerate().take(self.pixels) {
-                // SAFETY: by this function's contract.
-                *factor = unsafe { reciprocal_length(from.add(pixel * self.channels), self.channels) };
-            }
+            // SAFETY: by this function's contract.
+            unsafe { reciprocal_lengths::<S, E>(*from, self.channels, self.channels, &mut factors[..self.pixels]) };
         }
         factors
     }
@@ -429,25 +427,17 @@ impl<E: Element> SimdOp for DirectRow<'_, E> {
 impl<E: Element> Normalise for DirectRow<'_, E> {
     #[inline(always)]
     unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
-        let whole = self.channels / E::BLOCK * E::BLOCK;
-        for pixel in 0..self.pixels {
-            // SAFETY: inside the run and its channels; a partial last block is padded first.
+        let mut lengths = [1.0; MOST_LENGTHS];
+        for first in (0..self.pixels).step_by(MOST_LENGTHS) {
+            let factors = &mut lengths[..MOST_LENGTHS.min(self.pixels - first)];
+            // SAFETY: pixels of the run.
             unsafe {
-                let from = self.from.add(pixel * self.from_step);
-                let into = self.into.add(pixel * E::BLOCK);
-                let factor = self.by_length.then(|| reciprocal_length(from, self.channels));
-                for channel in (0..whole).step_by(E::BLOCK) {
-                    S::prefetch_later(from.wrapping_add(self.row_stride + channel).cast());
-                    let into = into.add(channel / E::BLOCK * self.block);
-                    self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, factor, into);
+                if self.by_length {
+                    let from = self.from.add(first * self.from_step);
+                    reciprocal_lengths::<S, E>(from, self.from_step, self.channels, factors);
                 }
-                if whole < self.channels {
-                    let mut rest = [E::of(0.0); MOST_CHANNELS];
-                    for (channel, value) in (whole..self.channels).zip(&mut rest) {
-                        *value = *from.add(channel);
-                    }
-                    let into = into.add(whole / E::BLOCK * self.block);
-                    self.normalise_block::<S, NORM, SILU>(rest.as_ptr(), whole, factor, into);
+                for (i, factor) in factors.iter().enumerate() {
+                    self.normalise_pixel::<S, NORM, SILU>(first + i, self.by_length.then_some(*factor));
                 }
             }
         }
@@ -455,6 +445,33 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
 }
 
 impl<E: Element> DirectRow<'_, E> {
+    /// One pixel, which is multiplied by `factor` before the table is applied.
+    ///
+    /// # Safety
+    /// As [`SimdOp::run`].
+    #[inline(always)]
+    unsafe fn normalise_pixel<S: Simd, const NORM: bool, const SILU: bool>(&self, pixel: usize, factor: Option<f32>) {
+        let whole = self.channels / E::BLOCK * E::BLOCK;
+        // SAFETY: inside the run and its channels; a partial last block is padded first.
+        unsafe {
+            let from = self.from.add(pixel * self.from_step);
+            let into = self.into.add(pixel * E::BLOCK);
+            for channel in (0..whole).step_by(E::BLOCK) {
+                S::prefetch_later(from.wrapping_add(self.row_stride + channel).cast());
+                let into = into.add(channel / E::BLOCK * self.block);
+                self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, factor, into);
+            }
+            if whole < self.channels {
+                let mut rest = [E::of(0.0); MOST_CHANNELS];
+                for (channel, value) in (whole..self.channels).zip(&mut rest) {
+                    *value = *from.add(channel);
+                }
+                let into = into.add(whole / E::BLOCK * self.block);
+                self.normalise_block::<S, NORM, SILU>(rest.as_ptr(), whole, factor, into);
+            }
+        }
+    }
+
     /// One block of one pixel, which is multiplied by `factor` before the table is applied.
     ///
     /// # Safety

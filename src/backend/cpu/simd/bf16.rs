@@ -140,7 +140,7 @@ unsafe fn pair_products<S: Simd, const M: usize, const N: usize>(
         unsafe {
             let row = weights.add(pair * 2 * TILE);
             let mut vectors = [S::load_pairs(row); N];
-            for (n, vector) in vectors.iter_mut().enumerate().skip(1) {
+            for (n, vector) in vectors.iter_mut().enumerate() {
                 *vector = S::load_pairs(row.add(n * 2 * S::LANES));
             }
             for (m, sum) in sum.iter_mut().enumerate() {

@@ -101,8 +101,11 @@ pub fn peak(instructions: Instructions) -> f64 {
     })
 }
 
-/// Channels in, out, window, height, width, shortcut: as at the levels of decode 5 x 256 x 256.
-const LAYERS: [(u64, u64, Window, u64, u64, Option<u64>); 10] = [
+/// Channels in, out, window, height, width, shortcut.
+type LayerSize = (u64, u64, Window, u64, u64, Option<u64>);
+
+/// With norms of groups, as at the levels of decode 5 x 256 x 256.
+const LAYERS: [LayerSize; 10] = [
     (512, 512, Window::Same, 32, 32, None),
     (512, 512, Window::Same, 64, 64, None),
     (512, 512, Window::Up, 32, 32, None),
@@ -113,6 +116,15 @@ const LAYERS: [(u64, u64, Window, u64, u64, Option<u64>); 10] = [
     (128, 128, Window::Down, 128, 128, None),
     (128, 3, Window::Same, 128, 128, None),
     (512, 1536, Window::Point, 32, 32, None),
+];
+
+/// With norms of pixels, as at the levels of decode 5 x 128 x 128.
+const PIXEL_LAYERS: [LayerSize; 5] = [
+    (384, 384, Window::Same, 32, 32, None),
+    (192, 192, Window::Same, 64, 64, None),
+    (192, 96, Window::Up, 64, 64, None),
+    (96, 96, Window::Same, 128, 128, None),
+    (96, 3, Window::Same, 128, 128, None),
 ];
 
 #[test]
@@ -127,8 +139,10 @@ fn rates_of_layer_classes() {
     let only = std::env::var("VVAE_RATES_OF").ok();
     for (precision, instructions) in sets {
         let cpu = cpu_in(precision, instructions, 1);
-        let layers = LAYERS.into_iter().flat_map(|layer| [false, true].map(|paired| (layer, paired)));
-        for ((cin, cout, window, height, width, shortcut), paired) in layers {
+        let pixels = PIXEL_LAYERS.map(|layer| (layer, Norm::Pixel));
+        let layers = LAYERS.map(|layer| (layer, Norm::Group { groups: 1 })).into_iter().chain(pixels);
+        let layers = layers.flat_map(|layer| [false, true].map(|paired| (layer, paired)));
+        for (((cin, cout, window, height, width, shortcut), norm), paired) in layers {
             if paired && (window != Window::Same || cout < 16) {
                 continue;
             }
@@ -147,7 +161,7 @@ fn rates_of_layer_classes() {
                 slabs,
                 shortcut,
                 biases: 1,
-                norm: Norm::Group { groups: 1 },
+                norm,
                 pairs: paired.then_some(PAIR_SLABS),
             };
             let input = FrameShape::new(height, width, cin);

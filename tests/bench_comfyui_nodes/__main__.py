@@ -50,6 +50,8 @@ def start(options: argparse.Namespace) -> None:
     comfy.options.enable_args_parsing()
     from comfy import cli_args
 
+    import cuda_malloc  # noqa: F401  (ComfyUI's own: it chooses PyTorch's allocator, before PyTorch is there)
+
     dynamic = getattr(cli_args, "enables_dynamic_vram", lambda: False)()
     if dynamic:
         import comfy_aimdo.control

@@ -92,7 +92,8 @@ def decode(bench: Bench, who: str, vae: Core | Ours, latent: torch.Tensor, model
     if isinstance(vae, Ours):
         report = vae.vae.video_vae.last_run()
         tiled = not report.exact
-        details = f"; its plan {report.device_bytes / GIB:.2f} GiB, kept {vae.vae.video_vae.memory_info().now / GIB:.2f}"
+        kept = vae.vae.video_vae.memory_info().now
+        details = f"; its plan {report.device_bytes / GIB:.2f} GiB, kept {kept / GIB:.2f}"
     if models:
         others += models.loaded() + "; "
     bench.say(

@@ -86,4 +86,5 @@ def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def largest_difference(found: torch.Tensor, right: torch.Tensor) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(found.flatten().split(1 << 24), right.flatten().split(1 << 24)))
+    pieces = zip(found.flatten().split(1 << 24), right.flatten().split(1 << 24))
+    return max(float((a - b).abs().max()) for a, b in pieces)

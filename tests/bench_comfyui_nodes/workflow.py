@@ -90,7 +90,9 @@ class Bench:
     def title(self) -> str:
         import video_vae
 
-        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        gpu = "CPU"
+        if self.device.type == "cuda":
+            gpu = f"{torch.cuda.get_device_name(self.device)}, {torch.cuda.get_allocator_backend()}"
         dynamic = "on" if getattr(comfy.memory_management, "aimdo_enabled", False) else "off"
         versions = f"PyTorch {torch.__version__}; video-vae {video_vae.version()}"
         return f"{gpu}; ComfyUI {comfyui_version.__version__}, dynamic VRAM {dynamic}; {versions}"

@@ -25,6 +25,8 @@ pub enum Role {
 /// Queues of the device of one family.
 pub struct DeviceQueues {
     pub family: u32,
+    /// Whether they note times.
+    pub has_clock: bool,
     queues: Vec<Mutex<vk::Queue>>,
 }
 
@@ -88,6 +90,7 @@ impl Context {
         let device = open_device(&instance.raw, &physical, &chosen, matrix.is_some())?;
         let queues = |family: u32, count: u32| DeviceQueues {
             family,
+            has_clock: families[family as usize].timestamp_valid_bits > 0,
             // SAFETY: as many were asked for.
             queues: (0..count).map(|i| Mutex::new(unsafe { device.get_device_queue(family, i) })).collect(),
         };
@@ -205,6 +208,7 @@ fn open_device(
         .scalar_block_layout(true)
         .timeline_semaphore(true)
         .vulkan_memory_model(true)
+        .host_query_reset(physical.resets_queries)
         .shader_float16(matrices);
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
         .synchronization2(true)

@@ -216,8 +216,17 @@ unsafe impl Sync for MappedMemory {}
 impl MappedMemory {
     /// Cached memory of the host, as the host reads it too.
     pub fn new(context: &Context, bytes: u64) -> Result<MappedMemory> {
+        MappedMemory::of_kind(context, bytes, vk::MemoryPropertyFlags::HOST_CACHED)
+    }
+
+    /// Memory of the device that the host writes, where there is some. For what kernels read again and again.
+    pub fn near_device(context: &Context, bytes: u64) -> Result<MappedMemory> {
+        MappedMemory::of_kind(context, bytes, vk::MemoryPropertyFlags::DEVICE_LOCAL)
+    }
+
+    fn of_kind(context: &Context, bytes: u64, best: vk::MemoryPropertyFlags) -> Result<MappedMemory> {
         let coherent = vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
-        let kinds = [coherent | vk::MemoryPropertyFlags::HOST_CACHED, coherent];
+        let kinds = [coherent | best, coherent];
         let doing = format!("allocating {bytes} bytes of host memory for {}", context.physical.name);
         let buffer = Buffer::with_flags(context, bytes, vk::BufferCreateFlags::empty(), &kinds, &doing);
         let buffer = buffer.map_err(|why| match why {

@@ -7,9 +7,11 @@ mod matrix;
 mod memory;
 mod pipeline;
 mod queue;
+mod spans;
 
-pub use context::Context;
+pub use context::{Context, Role};
 pub use instance::Instance;
 pub use memory::{DeviceBlock, MappedMemory};
 pub use pipeline::Shader;
 pub use queue::{Event, LaunchSize, VulkanQueue};
+pub use spans::SpanRecorder;

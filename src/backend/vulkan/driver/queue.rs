@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use super::context::{Context, Role};
 use super::memory::MappedMemory;
 use super::pipeline::Shader;
-use crate::error::Result;
+use super::spans::SpanRecorder;
+use crate::error::{Error, Result};
 
 /// Parameters of so many bytes are in one piece of memory.
 const PARAMETER_BYTES: u64 = 64 << 10;
@@ -227,7 +228,7 @@ impl Commands {
             let fits = free.iter().position(|memory| memory.bytes >= length);
             let piece = match fits.map(|at| free.swap_remove(at)) {
                 Some(piece) => piece,
-                None => MappedMemory::new(context, length.max(PARAMETER_BYTES))?,
+                None => MappedMemory::near_device(context, length.max(PARAMETER_BYTES))?,
             };
             self.parameters.push(piece);
             self.taken = 0;
@@ -264,6 +265,8 @@ fn bytes_of<P>(params: &P) -> &[u8] {
 pub struct VulkanQueue {
     context: Arc<Context>,
     state: Arc<Mutex<Submitted>>,
+    /// Who notes when copies run, and in which lane.
+    spans: Option<(Arc<SpanRecorder>, &'static str)>,
 }
 
 impl VulkanQueue {
@@ -283,7 +286,53 @@ impl VulkanQueue {
         open.retain(|queue| queue.strong_count() > 0);
         open.push(Arc::downgrade(&state));
         drop(open);
-        Ok(VulkanQueue { context: Arc::clone(context), state })
+        Ok(VulkanQueue { context: Arc::clone(context), state, spans: None })
+    }
+
+    /// Notes when copies run from now on, under the name of a lane.
+    pub fn set_spans(&mut self, spans: Option<(Arc<SpanRecorder>, &'static str)>) {
+        self.spans = spans;
+    }
+
+    /// Notes when the work runs that `put` puts into this queue.
+    pub fn record_span(
+        &self,
+        spans: &SpanRecorder,
+        lane: &'static str,
+        role: Role,
+        put: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if !self.context.queues(role).has_clock {
+            return put();
+        }
+        let [start, end] = spans.queries(lane)?;
+        self.stamp(role, start)?;
+        put()?;
+        self.stamp(role, end)
+    }
+
+    /// Tells a recorder what the device's clock shows now.
+    pub fn set_origin(&self, spans: &SpanRecorder) -> Result<()> {
+        if !self.context.queues(Role::Compute).has_clock {
+            return Err(Error::State(format!(
+                "trace: {} notes no times; trace on another device",
+                self.context.physical.name
+            )));
+        }
+        let [start, end] = spans.queries("")?;
+        self.stamp(Role::Compute, start)?;
+        self.stamp(Role::Compute, end)?;
+        self.synchronise()?;
+        spans.set_origin(end)
+    }
+
+    fn stamp(&self, role: Role, (pool, query): (vk::QueryPool, u32)) -> Result<()> {
+        let mut state = self.state.lock();
+        let commands = state.record(&self.context, role)?;
+        let stage = vk::PipelineStageFlags2::ALL_COMMANDS;
+        // SAFETY: the buffer is being recorded; the query was reset, and nobody else has it.
+        unsafe { self.context.device.cmd_write_timestamp2(commands.buffer, stage, pool, query) };
+        Ok(())
     }
 
     pub fn record(&self, event: &Event) -> Result<()> {
@@ -349,11 +398,17 @@ impl VulkanQueue {
     /// # Safety
     /// The regions lie in the buffers, which live until the queue is empty.
     pub unsafe fn copy(&self, from: vk::Buffer, to: vk::Buffer, regions: &[vk::BufferCopy]) -> Result<()> {
-        let mut state = self.state.lock();
-        let commands = state.record(&self.context, Role::Copy)?;
-        // SAFETY: the buffer is being recorded; the rest is the caller's promise.
-        unsafe { self.context.device.cmd_copy_buffer(commands.buffer, from, to, regions) };
-        Ok(())
+        let put = || {
+            let mut state = self.state.lock();
+            let commands = state.record(&self.context, Role::Copy)?;
+            // SAFETY: the buffer is being recorded; the rest is the caller's promise.
+            unsafe { self.context.device.cmd_copy_buffer(commands.buffer, from, to, regions) };
+            Ok(())
+        };
+        match &self.spans {
+            Some((spans, lane)) => self.record_span(spans, lane, Role::Copy, put),
+            None => put(),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use ash::vk;
 use self::driver::{Context, DeviceBlock, Instance, VulkanQueue};
 use self::host_memory::HostMemory;
 use self::launch::Launcher;
+use self::weights::WeightOrder;
 use super::gpu::{GpuBackend, LaunchLimit};
 use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
@@ -130,7 +131,7 @@ impl DeviceFacts for Vulkan {
     /// Division and square root are the driver's.
     fn arithmetic(&self) -> String {
         let physical = &self.context().physical;
-        let matrix = self.context().matrix.filter(|_| self.precision() == Precision::Fp16);
+        let matrix = self.launcher.matrix();
         let unit =
             matrix.map_or(String::new(), |shape| format!(" with matrices of {} x {} x {}", shape.m, shape.n, shape.k));
         format!("Vulkan on {} by {}{unit}", physical.name, physical.driver)
@@ -193,7 +194,11 @@ impl WeightStorage for Vulkan {
     }
 
     fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
-        Ok(PreparedConv::new(store, offset, self.launcher.sizes, layout))
+                let order = match self.launcher.matrix() {
+            Some(_) => WeightOrder::Matrices,
+            None => WeightOrder::Plain,
+        };
+        Ok(PreparedConv::new(store, offset, self.launcher.sizes, order, layout))
     }
 
     fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {

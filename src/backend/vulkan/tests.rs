@@ -237,6 +237,6 @@ fn sizes_of_frames_and_weights_follow_shapes() {
     assert_eq!(sizes.frame_bytes(shape, 4), 512);
     let up = layout(16, 40, Window::Up, Prologue::None);
     let weights = sizes.weight_layout(&up);
-    assert_eq!((weights.slab_bytes, weights.bias), (16 * 16 * 96 * 2, 3 * 16 * 16 * 96 * 2));
+    assert_eq!((weights.slab_bytes, weights.bias), (16 * 32 * 96 * 2, 3 * 16 * 32 * 96 * 2));
     assert_eq!(weights.end - weights.bias, 2 * 16 * 96 * 4);
 }

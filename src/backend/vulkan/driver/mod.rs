@@ -11,6 +11,7 @@ mod spans;
 
 pub use context::{Context, Role};
 pub use instance::Instance;
+pub use matrix::MatrixShape;
 pub use memory::{DeviceBlock, MappedMemory};
 pub use pipeline::Shader;
 pub use queue::{Event, LaunchSize, VulkanQueue};

@@ -83,14 +83,18 @@ impl Context {
         let words = words.map_err(|why| Error::Internal(format!("{doing}: {why}")))?;
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
         // Of the matrix unit: the constants of `conv_matrix.comp`.
-        let matrix = self.matrix.filter(|_| matches!(shader, Shader::ConvMatrix(_)));
-        let constants = matrix.map_or([0; 4], |shape| [shape.m, shape.n, shape.k, shape.subgroups()]);
-        let entries: [vk::SpecializationMapEntry; 4] = std::array::from_fn(|i| {
+        let matrix = match shader {
+            Shader::ConvMatrix(tile) => self.matrix.map(|shape| (shape, shape.buffers(tile))),
+            _ => None,
+        };
+        let constants =
+            matrix.map_or([0; 5], |(shape, buffers)| [shape.m, shape.n, shape.k, shape.subgroups(), buffers]);
+        let entries: [vk::SpecializationMapEntry; 5] = std::array::from_fn(|i| {
             vk::SpecializationMapEntry::default().constant_id(i as u32).offset(4 * i as u32).size(4)
         });
         let bytes: Vec<u8> = constants.iter().flat_map(|constant| constant.to_ne_bytes()).collect();
         let special = vk::SpecializationInfo::default().map_entries(&entries).data(&bytes);
-        let subgroup = matrix.map_or(0, |shape| shape.subgroup);
+        let subgroup = matrix.map_or(0, |(shape, _)| shape.subgroup);
         let mut size =
             vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(subgroup);
         // SAFETY: the structures live during the calls, and the module until the pipeline is made.

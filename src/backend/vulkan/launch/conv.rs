@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::params::{ConvParams, MAIN, MAX_TERMS, OutFrame, SHORTCUT, Source, Term};
 use super::{Launcher, WeightAddresses, per_frame};
-use crate::backend::Precision;
 use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::{self, K_BLOCK, MAX_FRAMES, TILE, channel_stride, padded_outputs, tile_channels};
@@ -144,9 +143,9 @@ impl Launcher {
     /// By layout and device alone.
     fn conv_shader(&self, layout: &ConvLayout) -> Shader {
         let tile = tile_channels(layout);
-        match (self.sizes.precision, self.context.matrix) {
-            (Precision::Fp16, Some(_)) => Shader::ConvMatrix(tile),
-            (precision, _) => Shader::Conv(precision, tile),
+        match self.matrix() {
+            Some(_) => Shader::ConvMatrix(tile),
+            None => Shader::Conv(self.sizes.precision, tile),
         }
     }
 

@@ -13,6 +13,12 @@ const TILE_CHANNELS: [u32; 3] = [32, 96, 128];
 const ROWS: u32 = 2;
 const K_BLOCK: u32 = 32;
 const CHUNK: u32 = 32;
+/// Queries and keys of attention at a time, keys whose values are multiplied at a time, and channels of its result: those
+/// of `shaders/attention_matrix.comp`.
+const QUERIES: u32 = 64;
+const KEYS: u32 = 32;
+const VALUE_KEYS: u32 = 16;
+const RESULT_CHANNELS: u32 = 512;
 /// Bytes of shared memory for a pixel of input, or the weights of an output channel.
 const PITCH_BYTES: u32 = 2 * (K_BLOCK + 8);
 /// Pixels of a tile with its halo.
@@ -78,6 +84,9 @@ impl MatrixShape {
             && K_BLOCK.is_multiple_of(self.k)
             && CHUNK.is_multiple_of(self.n)
             && TILE_CHANNELS.iter().all(|channels| (channels / self.n).is_multiple_of(column_groups))
+            && (QUERIES / self.m * (KEYS / self.n)).is_multiple_of(self.subgroups())
+            && (RESULT_CHANNELS / self.n).is_multiple_of(self.subgroups())
+            && VALUE_KEYS.is_multiple_of(self.k)
     }
 }
 

@@ -15,6 +15,8 @@ pub enum Shader {
     /// The same in f16 by the matrix unit.
     ConvMatrix(u64),
     Attention(Precision),
+    /// The same in f16 by the matrix unit.
+    AttentionMatrix,
     Norm(Precision),
     NormPixel(Precision),
     CacheU8(Precision),
@@ -48,6 +50,7 @@ impl Shader {
             Shader::ConvMatrix(96) => include_bytes!("../shaders/spirv/conv_matrix_96.spv"),
             Shader::ConvMatrix(_) => include_bytes!("../shaders/spirv/conv_matrix_128.spv"),
             Shader::Attention(precision) => by_precision!(precision, "attention"),
+            Shader::AttentionMatrix => include_bytes!("../shaders/spirv/attention_matrix.spv"),
             Shader::Norm(precision) => by_precision!(precision, "norm"),
             Shader::NormPixel(precision) => by_precision!(precision, "norm_pixel"),
             Shader::CacheU8(precision) => by_precision!(precision, "cache_u8"),
@@ -85,6 +88,7 @@ impl Context {
         // Of the matrix unit: the constants of `conv_matrix.comp`.
         let matrix = match shader {
             Shader::ConvMatrix(tile) => self.matrix.map(|shape| (shape, shape.buffers(tile))),
+            Shader::AttentionMatrix => self.matrix.map(|shape| (shape, 1)),
             _ => None,
         };
         let constants =

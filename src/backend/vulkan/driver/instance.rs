@@ -51,6 +51,8 @@ pub struct PhysicalDevice {
     /// The driver's name and version, as it prints them.
     pub driver: String,
     pub uuid: [u8; 16],
+    /// What compiled kernels depend on: card, driver and its version.
+    pub cache_key: Vec<u8>,
     pub kind: vk::PhysicalDeviceType,
     pub memory: vk::PhysicalDeviceMemoryProperties,
     version: u32,
@@ -87,11 +89,21 @@ impl PhysicalDevice {
         let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
         let extensions: Vec<String> = extensions.iter().map(|one| text(&one.extension_name)).collect();
         let has_extension = extensions.iter().any(|name| name.as_bytes() == khr::cooperative_matrix::NAME.to_bytes());
+        let driver_name = format!("{} {}", text(&driver.driver_name), text(&driver.driver_info));
+        let cache_key = [
+            &properties.pipeline_cache_uuid[..],
+            &properties.vendor_id.to_le_bytes(),
+            &properties.device_id.to_le_bytes(),
+            &properties.driver_version.to_le_bytes(),
+            driver_name.as_bytes(),
+        ]
+        .concat();
         let (features, [sparse, resets_queries]) = features(instance, handle);
         PhysicalDevice {
             handle,
             name: text(&properties.device_name),
-            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)),
+            driver: driver_name,
+            cache_key,
             uuid: id.device_uuid,
             kind: properties.device_type,
             // SAFETY: as above.

@@ -43,8 +43,8 @@ pub struct SpanRecorder {
 
 impl SpanRecorder {
     pub fn new(context: &Arc<Context>) -> Result<SpanRecorder> {
-        if !context.physical.resets_queries {
-            let name = &context.physical.name;
+        if !context.device.physical.resets_queries {
+            let name = &context.device.physical.name;
             return Err(Error::State(format!(
                 "trace: {name} lacks the Vulkan feature hostQueryReset; trace on another device"
             )));
@@ -79,7 +79,7 @@ impl SpanRecorder {
         let Some((first, begun)) = *self.origin.lock() else { return Ok(Vec::new()) };
         let mut state = self.state.lock();
         let noted = std::mem::take(&mut state.noted);
-        let nanoseconds = f64::from(self.context.physical.tick_nanoseconds);
+        let nanoseconds = f64::from(self.context.device.physical.tick_nanoseconds);
         let at = |query: Query| -> Result<Instant> {
             let ticks = self.ticks(query)?.saturating_sub(first);
             Ok(begun + Duration::from_nanos((ticks as f64 * nanoseconds) as u64))
@@ -98,8 +98,8 @@ impl SpanRecorder {
         let mut ticks = [0u64];
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
         // SAFETY: a query of this device, whose work was waited for.
-        let answer = unsafe { self.context.device.get_query_pool_results(pool, query, &mut ticks, flags) };
-        self.context.check("reading the GPU's clock", answer)?;
+        let answer = unsafe { self.context.device.raw.get_query_pool_results(pool, query, &mut ticks, flags) };
+        self.context.device.check("reading the GPU's clock", answer)?;
         Ok(ticks[0])
     }
 }
@@ -111,10 +111,10 @@ impl State {
             let kind = vk::QueryType::TIMESTAMP;
             let info = vk::QueryPoolCreateInfo::default().query_type(kind).query_count(POOL_QUERIES);
             // SAFETY: the structure lives during the call.
-            let made = unsafe { context.device.create_query_pool(&info, None) };
-            let made = context.check("preparing a trace", made)?;
+            let made = unsafe { context.device.raw.create_query_pool(&info, None) };
+            let made = context.device.check("preparing a trace", made)?;
             // SAFETY: the feature was asked for, and no work uses the pool.
-            unsafe { context.device.reset_query_pool(made, 0, POOL_QUERIES) };
+            unsafe { context.device.raw.reset_query_pool(made, 0, POOL_QUERIES) };
             self.pools.push(made);
         }
         self.taken += 1;
@@ -125,7 +125,7 @@ impl State {
     fn reset(&mut self, context: &Context) {
         for pool in &self.pools {
             // SAFETY: as above.
-            unsafe { context.device.reset_query_pool(*pool, 0, POOL_QUERIES) };
+            unsafe { context.device.raw.reset_query_pool(*pool, 0, POOL_QUERIES) };
         }
         self.taken = 0;
     }
@@ -136,7 +136,7 @@ impl Drop for SpanRecorder {
         self.context.wait_idle();
         for pool in &self.state.get_mut().pools {
             // SAFETY: no work uses it any more.
-            unsafe { self.context.device.destroy_query_pool(*pool, None) };
+            unsafe { self.context.device.raw.destroy_query_pool(*pool, None) };
         }
     }
 }

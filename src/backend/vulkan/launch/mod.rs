@@ -29,7 +29,7 @@ pub struct Launcher {
 impl Launcher {
     /// How convolutions use the matrix unit, if they do.
     pub fn matrix(&self) -> Option<MatrixShape> {
-        self.context.matrix.filter(|_| self.sizes.precision == Precision::Fp16)
+        self.context.device.matrix.filter(|_| self.sizes.precision == Precision::Fp16)
     }
 }
 

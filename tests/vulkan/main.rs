@@ -9,7 +9,6 @@ use std::path::Path;
 use common::safetensors::{Folder, Tensor, read};
 use common::trace::{lanes, names, planned};
 use common::{Buffer, Random, Vae, golden, small};
-use video_vae::capi::*;
 
 /// A handle on the device; `None` if there is none and none is required.
 fn open(weights: &Path) -> Option<Vae> {

@@ -20,7 +20,7 @@ use self::host_memory::HostMemory;
 use self::launch::Launcher;
 use self::weights::WeightOrder;
 use super::gpu::{GpuBackend, LaunchLimit};
-use super::{DeviceAllocator, DeviceFacts, DeviceInfo, VulkanDeviceInfo, Note, Precision, Residency, WeightStorage};
+use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, VulkanDeviceInfo, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, Rates, Sizes, TensorDevice, WeightPart};
 
@@ -196,7 +196,7 @@ impl WeightStorage for Vulkan {
     }
 
     fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
-                let order = match self.launcher.matrix() {
+        let order = match self.launcher.matrix() {
             Some(_) => WeightOrder::Matrices,
             None => WeightOrder::Plain,
         };

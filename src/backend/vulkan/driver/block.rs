@@ -20,7 +20,9 @@ impl DeviceBlock {
         let doing = format!("allocating {bytes} bytes on {}", context.device.physical.name);
         let kinds = [vk::MemoryPropertyFlags::DEVICE_LOCAL];
         let buffer = Buffer::new(&context.device, bytes, &kinds, &doing).map_err(|why| match why {
-            Error::Memory(text) if !context.device.physical.sparse && bytes > context.device.physical.largest_allocation => {
+            Error::Memory(text)
+                if !context.device.physical.sparse && bytes > context.device.physical.largest_allocation =>
+            {
                 let most = context.device.physical.largest_allocation;
                 Error::Memory(format!("{text}. The device allocates at most {most} bytes at a time"))
             }

@@ -60,7 +60,8 @@ impl MatrixShape {
                     && one.scope == vk::ScopeKHR::SUBGROUP
             })
         };
-        let shapes = SHAPES.into_iter().filter(is_known).map(|(m, n, k)| MatrixShape { m, n, k, subgroup, shared_memory });
+        let shapes =
+            SHAPES.into_iter().filter(is_known).map(|(m, n, k)| MatrixShape { m, n, k, subgroup, shared_memory });
         Ok(shapes.into_iter().find(MatrixShape::divides_tiles))
     }
 

@@ -44,11 +44,8 @@ impl Buffer {
         // SAFETY: the structures live during the call.
         let handle = device.check(doing, unsafe { device.raw.create_buffer(&info, None) })?;
         let mut buffer = Buffer { handle, memory: Vec::new(), address: 0 };
-        let bound = if flags.is_empty() {
-            buffer.bind(device, kinds, doing)
-        } else {
-            buffer.bind_pieces(device, kinds, doing)
-        };
+        let bound =
+            if flags.is_empty() { buffer.bind(device, kinds, doing) } else { buffer.bind_pieces(device, kinds, doing) };
         if let Err(why) = bound {
             buffer.free(device);
             return Err(why);
@@ -120,8 +117,7 @@ impl Buffer {
             let fence = device.check(doing, device.raw.create_fence(&vk::FenceCreateInfo::default(), None))?;
             let queue = device.queues(Role::Compute).of(0).lock();
             let bound = device.check(doing, device.raw.queue_bind_sparse(*queue, &[info], fence));
-            let waited =
-                bound.and_then(|()| device.check(doing, device.raw.wait_for_fences(&[fence], true, u64::MAX)));
+            let waited = bound.and_then(|()| device.check(doing, device.raw.wait_for_fences(&[fence], true, u64::MAX)));
             device.raw.destroy_fence(fence, None);
             waited
         }

@@ -186,7 +186,8 @@ impl Submitted {
             let buffer = self.command_buffer(context, role)?;
             let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
             // SAFETY: the buffer is in no submission.
-            context.device.check("recording work", unsafe { context.device.raw.begin_command_buffer(buffer, &begin) })?;
+            let begun = unsafe { context.device.raw.begin_command_buffer(buffer, &begin) };
+            context.device.check("recording work", begun)?;
             self.open = Some(Commands { role, buffer, parameters: Vec::new(), taken: 0, recorded: 0 });
         }
         let open = self.open.as_mut().expect("made above");

@@ -342,6 +342,11 @@ impl VulkanQueue {
         Ok(())
     }
 
+    /// Gives what it holds to the device.
+    pub fn flush(&self) -> Result<()> {
+        self.state.lock().submit(&self.context)
+    }
+
     pub fn record(&self, event: &Event) -> Result<()> {
         let mut state = self.state.lock();
         state.submit(&self.context)?;

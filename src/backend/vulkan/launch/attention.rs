@@ -35,11 +35,14 @@ impl Launcher {
             };
             let products = attention_products(shape, queries).saturating_mul(frames.len() as u64);
             let parts = shape.channels.div_ceil(CHANNELS) as u32;
-            for pieces in self.limit.launches(shape.pixels().div_ceil(queries), products) {
+            let mut launches = self.limit.launches(shape.pixels().div_ceil(queries), products).peekable();
+            while let Some(pieces) = launches.next() {
                 let size = [(pieces.end - pieces.start) as u32, frames.len() as u32, parts];
                 let params = AttentionParams { first_query: (pieces.start * queries) as u32, ..params };
                 // SAFETY: the kernel's parameters. All regions were checked, and blocks wait for the queues.
                 unsafe { self.queue.launch(shader, size, &[], |_| params)? };
+                // As for convolutions.
+                launches.peek().map_or(Ok(()), |_| self.queue.flush())?;
             }
         }
         Ok(())

@@ -218,12 +218,8 @@ fn video_models_have_any_width_and_three_or_four_pixel_channels() {
 /// Video without an alpha channel gets one that is opaque, and its three channels may be taken back.
 #[test]
 fn a_model_with_an_alpha_channel_takes_and_gives_video_without_one() {
-    on_every_device(|device| {
+    on_every_device(|_| {
         let vae = Vae::open(&golden("families/qwen21.safetensors")).unwrap();
-        if device.starts_with("vulkan") {
-            let (video, mut latent) = (Buffer::poisoned([1, 3, 1, 32, 48]), Buffer::poisoned([1, 64, 1, 2, 3]));
-            return assert!(vae.encode(&video, &mut latent).unwrap_err().text.contains("C is 3"));
-        }
         let opaque = |mut buffer: Buffer| {
             let pixels = buffer.f32().len() / 4;
             buffer.f32_mut()[3 * pixels..].fill(1.0);

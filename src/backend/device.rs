@@ -18,19 +18,32 @@ pub struct DeviceInfo {
     pub compute_capability: (u32, u32),
 }
 
-/// All devices that can be used here. The first is what `auto` means. A card that both APIs list is listed once.
-pub fn devices() -> Vec<DeviceInfo> {
-    let mut found = cuda_devices();
-    let others = vulkan_devices().into_iter().filter(|info| found.iter().all(|gpu| gpu.uuid != info.uuid));
-    let others: Vec<_> = others.collect();
-    found.push(cpu());
-    found.extend(others);
-    found
+/// A device that Vulkan lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VulkanDeviceInfo {
+    pub info: DeviceInfo,
+    /// A card of its own with a matrix unit that kernels use. Others have to be named.
+    pub is_for_auto: bool,
 }
 
-/// What `auto` means: a CUDA device, else the CPU. A device of Vulkan has to be named: no card's speed is known.
+/// All devices that can be used here. The first is what `auto` means. A card that both APIs list is listed once.
+pub fn devices() -> Vec<DeviceInfo> {
+    in_order(cuda_devices(), vulkan_devices(), cpu())
+}
+
+/// What `auto` means. Vulkan is not asked where there is a CUDA device.
 pub fn best_device() -> TensorDevice {
-    cuda_devices().first().map_or(TensorDevice::Cpu, |info| info.place)
+    let cuda = cuda_devices();
+    let vulkan = if cuda.is_empty() { vulkan_devices() } else { Vec::new() };
+    in_order(cuda, vulkan, cpu())[0].place
+}
+
+/// CUDA devices, those of Vulkan that `auto` may take, the CPU, and the others of Vulkan.
+fn in_order(cuda: Vec<DeviceInfo>, mut vulkan: Vec<VulkanDeviceInfo>, cpu: DeviceInfo) -> Vec<DeviceInfo> {
+    vulkan.retain(|device| cuda.iter().all(|known| known.uuid != device.info.uuid));
+    let (for_auto, named): (Vec<_>, Vec<_>) = vulkan.into_iter().partition(|device| device.is_for_auto);
+    let infos = |devices: Vec<VulkanDeviceInfo>| devices.into_iter().map(|device| device.info);
+    cuda.into_iter().chain(infos(for_auto)).chain([cpu]).chain(infos(named)).collect()
 }
 
 #[cfg(feature = "cuda")]
@@ -45,12 +58,12 @@ pub fn cuda_devices() -> Vec<DeviceInfo> {
 }
 
 #[cfg(feature = "vulkan")]
-fn vulkan_devices() -> Vec<DeviceInfo> {
+fn vulkan_devices() -> Vec<VulkanDeviceInfo> {
     super::vulkan::devices()
 }
 
 #[cfg(not(feature = "vulkan"))]
-fn vulkan_devices() -> Vec<DeviceInfo> {
+fn vulkan_devices() -> Vec<VulkanDeviceInfo> {
     Vec::new()
 }
 
@@ -103,4 +116,43 @@ fn processor_name() -> String {
         text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     format!("{}, {cores} cores", model.unwrap_or("CPU"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(place: TensorDevice, uuid: &str) -> DeviceInfo {
+        let (name, uuid) = (format!("{place:?}"), uuid.to_owned());
+        DeviceInfo { place, name, memory_total: 0, memory_free: 0, uuid, compute_capability: (0, 0) }
+    }
+
+    fn cuda(index: u32, uuid: &str) -> DeviceInfo {
+        device(TensorDevice::Cuda(index), uuid)
+    }
+
+    fn vulkan(index: u32, uuid: &str, is_for_auto: bool) -> VulkanDeviceInfo {
+        VulkanDeviceInfo { info: device(TensorDevice::Vulkan(index), uuid), is_for_auto }
+    }
+
+    fn places(cuda: Vec<DeviceInfo>, vulkan: Vec<VulkanDeviceInfo>) -> Vec<TensorDevice> {
+        in_order(cuda, vulkan, device(TensorDevice::Cpu, "")).into_iter().map(|info| info.place).collect()
+    }
+
+    #[test]
+    fn auto_takes_cuda_then_a_card_with_matrices_then_the_cpu() {
+        use TensorDevice::{Cpu, Cuda, Vulkan};
+        let integrated_and_card = || vec![vulkan(0, "a", false), vulkan(1, "b", true)];
+        assert_eq!(places(Vec::new(), Vec::new()), [Cpu]);
+        assert_eq!(places(Vec::new(), vec![vulkan(0, "a", false)]), [Cpu, Vulkan(0)]);
+        assert_eq!(places(Vec::new(), integrated_and_card()), [Vulkan(1), Cpu, Vulkan(0)]);
+        assert_eq!(places(vec![cuda(0, "c")], integrated_and_card()), [Cuda(0), Vulkan(1), Cpu, Vulkan(0)]);
+    }
+
+    #[test]
+    fn a_card_of_both_apis_is_listed_once() {
+        use TensorDevice::{Cpu, Cuda, Vulkan};
+        let (found, listed) = (vec![cuda(0, "a")], vec![vulkan(0, "a", true), vulkan(1, "b", true)]);
+        assert_eq!(places(found, listed), [Cuda(0), Vulkan(1), Cpu]);
+    }
 }

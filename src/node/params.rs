@@ -240,7 +240,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Choice(&[c"raw", c"model"]),
         default: c"raw",
         unit: c"",
-        help: c"Which latents encode writes and decode reads. raw: the mean as the network gives it. model: scaled, shifted and packed as the diffusion model reads and writes it; those of FLUX.2 have 4 times the channels at half the height and width. logvar is never scaled. Vulkan has one scale and shift for all channels only: not those of Wan, Qwen-Image and FLUX.2.",
+        help: c"Which latents encode writes and decode reads. raw: the mean as the network gives it. model: scaled, shifted and packed as the diffusion model reads and writes it; those of FLUX.2 have 4 times the channels at half the height and width. logvar is never scaled.",
         only: None,
         set: |s, v| s.latents = v.choice([Latents::Raw, Latents::Model]),
     },

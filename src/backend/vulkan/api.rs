@@ -1,10 +1,11 @@
 //! What the GPU layer asks of Vulkan.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ash::vk;
 
-use super::driver::{DeviceBlock, Event, VulkanQueue};
+use super::driver::{DeviceBlock, Event, Role, SpanRecorder, VulkanQueue};
 use super::host_memory::{HostFlags, HostMemory};
 use super::launch::{Launcher, WeightAddresses};
 use super::sizes::{MAX_FRAMES, VulkanSizes};
@@ -16,21 +17,19 @@ use crate::backend::{DeviceSpan, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{AttentionOp, DeviceOffset, Offsets};
 
-/// The device notes no times.
-#[derive(Clone, Copy)]
-pub enum NoSpans {}
-
-impl Spans for NoSpans {
-    fn set_op(&self, _: u64) {}
+impl Spans for Arc<SpanRecorder> {
+    fn set_op(&self, op: u64) {
+        SpanRecorder::set_op(self, op);
+    }
 
     fn take(&self) -> Result<Vec<DeviceSpan>> {
-        Ok(Vec::new())
+        SpanRecorder::take(self)
     }
 }
 
 impl Queue for VulkanQueue {
     type Event = Event;
-    type Spans = NoSpans;
+    type Spans = Arc<SpanRecorder>;
 
     fn record(&self, event: &Event) -> Result<()> {
         VulkanQueue::record(self, event)
@@ -44,7 +43,9 @@ impl Queue for VulkanQueue {
         VulkanQueue::synchronise(self)
     }
 
-    fn set_spans(&mut self, _: Option<&NoSpans>, _: &'static str) {}
+    fn set_spans(&mut self, spans: Option<&Arc<SpanRecorder>>, lane: &'static str) {
+        VulkanQueue::set_spans(self, spans.map(|spans| (Arc::clone(spans), lane)));
+    }
 }
 
 impl gpu::Event for Event {
@@ -73,7 +74,7 @@ impl GpuMemory for Launcher {
     type Block = DeviceBlock;
     type HostBlock = HostMemory;
     type Flags = HostFlags;
-    type Spans = NoSpans;
+    type Spans = Arc<SpanRecorder>;
     type Weights = WeightAddresses;
     type Launched = ();
     type Current<'a> = ();
@@ -127,8 +128,10 @@ impl GpuMemory for Launcher {
         unsafe { queue.copy(from, to, &regions) }
     }
 
-    fn spans(&self) -> Result<NoSpans> {
-        Err(Error::State("trace: a Vulkan device notes no times; trace on device \"cpu\" or on a CUDA device".into()))
+    fn spans(&self) -> Result<Arc<SpanRecorder>> {
+        let spans = SpanRecorder::new(&self.context)?;
+        self.queue.set_origin(&spans)?;
+        Ok(Arc::new(spans))
     }
 
     fn check_stream(&self, _: HostStream) -> Result<()> {
@@ -173,8 +176,13 @@ impl GpuApi for Launcher {
         Ok(())
     }
 
-    fn record_span(&self, _: &NoSpans, _: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()> {
-        launch()
+    fn record_span(
+        &self,
+        spans: &Arc<SpanRecorder>,
+        lane: &'static str,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.queue.record_span(spans, lane, Role::Compute, launch)
     }
 
     fn attention(&self, block: &DeviceBlock, op: &AttentionOp<Offsets>) -> Result<()> {

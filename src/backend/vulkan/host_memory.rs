@@ -15,7 +15,7 @@ pub struct HostMemory {
 
 impl HostMemory {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostMemory> {
-        Ok(HostMemory { memory: Some(MappedMemory::new(context, bytes)?), context: Arc::clone(context) })
+        Ok(HostMemory { memory: Some(MappedMemory::new(&context.device, bytes)?), context: Arc::clone(context) })
     }
 
     pub fn memory(&self) -> &MappedMemory {

@@ -18,8 +18,9 @@ use ash::vk;
 use self::driver::{Context, DeviceBlock, Instance, VulkanQueue};
 use self::host_memory::HostMemory;
 use self::launch::Launcher;
+use self::weights::WeightOrder;
 use super::gpu::{GpuBackend, LaunchLimit};
-use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, WeightStorage};
+use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, VulkanDeviceInfo, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, Rates, Sizes, TensorDevice, WeightPart};
 
@@ -65,8 +66,8 @@ impl Drop for Vulkan {
 
 /// What a device of its type has at least. A driver does not tell how fast its device is.
 fn estimated_rates(context: &Context, precision: Precision) -> Rates {
-    let kind = context.physical.kind;
-    let has_matrices = precision == Precision::Fp16 && context.matrix.is_some();
+    let kind = context.device.physical.kind;
+    let has_matrices = precision == Precision::Fp16 && context.device.matrix.is_some();
     let (products, memory, copies) = match kind {
         vk::PhysicalDeviceType::DISCRETE_GPU | vk::PhysicalDeviceType::VIRTUAL_GPU => (4e12, 3e11, 1.2e10),
         vk::PhysicalDeviceType::CPU => (4e9, 5e9, 5e9),
@@ -79,21 +80,23 @@ fn estimated_rates(context: &Context, precision: Precision) -> Rates {
 }
 
 /// The devices that can be used, without those that are the CPU: they are opened by name alone.
-pub fn devices() -> Vec<DeviceInfo> {
+pub fn devices() -> Vec<VulkanDeviceInfo> {
     let all = Instance::get().and_then(Instance::physical_devices).unwrap_or_default();
     let usable =
         (0..).zip(all).filter(|(_, device)| device.kind != vk::PhysicalDeviceType::CPU && device.check().is_ok());
     usable
         .map(|(index, device)| {
             let (memory_total, memory_free) = device.heap_bytes().unwrap_or((0, 0));
-            DeviceInfo {
+            let is_card = device.kind == vk::PhysicalDeviceType::DISCRETE_GPU;
+            let info = DeviceInfo {
                 place: TensorDevice::Vulkan(index),
                 memory_total,
                 memory_free,
                 uuid: dashed(device.uuid),
                 compute_capability: (0, 0),
                 name: device.name,
-            }
+            };
+            VulkanDeviceInfo { info, is_for_auto: is_card && device.has_matrices }
         })
         .collect()
 }
@@ -118,10 +121,10 @@ impl GpuBackend for Vulkan {
 
 impl DeviceFacts for Vulkan {
     const HOST_MEMORY: bool = false;
-    const MAPS_CHANNELS: bool = false;
+    const MAPS_CHANNELS: bool = true;
     const POOLS: bool = true;
     const PATCHES: bool = true;
-    const ADDS_ALPHA: bool = false;
+    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision
@@ -129,8 +132,8 @@ impl DeviceFacts for Vulkan {
 
     /// Division and square root are the driver's.
     fn arithmetic(&self) -> String {
-        let physical = &self.context().physical;
-        let matrix = self.context().matrix.filter(|_| self.precision() == Precision::Fp16);
+        let physical = &self.context().device.physical;
+        let matrix = self.launcher.matrix();
         let unit =
             matrix.map_or(String::new(), |shape| format!(" with matrices of {} x {} x {}", shape.m, shape.n, shape.k));
         format!("Vulkan on {} by {}{unit}", physical.name, physical.driver)
@@ -172,7 +175,7 @@ impl DeviceFacts for Vulkan {
 
     /// All of it where the driver does not say.
     fn free_bytes(&self) -> u64 {
-        let physical = &self.context().physical;
+        let physical = &self.context().device.physical;
         let free = physical.heap_bytes().map_or(0, |(_, free)| free);
         // A block is one allocation where memory cannot be bound in pieces.
         if physical.sparse { free } else { free.min(physical.largest_allocation) }
@@ -193,7 +196,11 @@ impl WeightStorage for Vulkan {
     }
 
     fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
-        Ok(PreparedConv::new(store, offset, self.launcher.sizes, layout))
+        let order = match self.launcher.matrix() {
+            Some(_) => WeightOrder::Matrices,
+            None => WeightOrder::Plain,
+        };
+        Ok(PreparedConv::new(store, offset, self.launcher.sizes, order, layout))
     }
 
     fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {

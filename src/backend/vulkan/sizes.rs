@@ -8,8 +8,8 @@ use crate::ir::{
 
 /// Rows and columns of pixels that a tile of a convolution has, and a record of statistics covers.
 pub const TILE: (u64, u64) = (8, 16);
-/// Input channels that a convolution multiplies at a time.
-pub const K_BLOCK: u64 = 16;
+/// Input channels of weights come in so many.
+pub const K_BLOCK: u64 = 32;
 /// Frames begin at multiples of this.
 pub const FRAME_ALIGN: u64 = 256;
 /// Mean and another moment, in f32.

@@ -154,7 +154,7 @@ fn attended<B: RawMemory>(backend: &B, shape: FrameShape) -> Vec<f32> {
 
 #[test]
 fn attention_matches_the_cpu() {
-    for shape in [FrameShape::new(7, 11, 32), FrameShape::new(5, 9, 520)] {
+    for shape in [(7, 11, 32), (5, 9, 520), (7, 11, 64), (9, 15, 576)].map(|(h, w, c)| FrameShape::new(h, w, c)) {
         let right = attended(&cpu(), shape);
         assert_close(2e-3, &format!("attention {shape:?}"), &right, |gpu| attended(gpu, shape));
     }
@@ -237,6 +237,6 @@ fn sizes_of_frames_and_weights_follow_shapes() {
     assert_eq!(sizes.frame_bytes(shape, 4), 512);
     let up = layout(16, 40, Window::Up, Prologue::None);
     let weights = sizes.weight_layout(&up);
-    assert_eq!((weights.slab_bytes, weights.bias), (16 * 16 * 96 * 2, 3 * 16 * 16 * 96 * 2));
+    assert_eq!((weights.slab_bytes, weights.bias), (16 * 32 * 96 * 2, 3 * 16 * 32 * 96 * 2));
     assert_eq!(weights.end - weights.bias, 2 * 16 * 96 * 4);
 }

@@ -41,6 +41,27 @@ pub struct PreparedConv {
     sizes: VulkanSizes,
     conv: ConvLayout,
     layout: WeightLayout,
+    order: WeightOrder,
+}
+
+/// How the weights of a tap lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightOrder {
+    /// [input channel][output channel]
+    Plain,
+    /// [block of input channels][output channel][input channel], as matrix units read them.
+    Matrices,
+}
+
+impl WeightOrder {
+    /// The place of an element, in elements from the first of a tap.
+    fn place(self, padded_outputs: usize, input: usize, output: usize) -> usize {
+        let block = K_BLOCK as usize;
+        match self {
+            WeightOrder::Plain => input * padded_outputs + output,
+            WeightOrder::Matrices => (input / block * padded_outputs + output) * block + input % block,
+        }
+    }
 }
 
 /// The parts that a convolution's weights are written in: all output channels of some input channels.
@@ -59,8 +80,14 @@ fn put_element(precision: Precision, value: f32, into: &mut [u8]) {
 
 impl PreparedConv {
     /// The parts are to be written.
-    pub fn new(store: &WeightStore, offset: u64, sizes: VulkanSizes, layout: &ConvLayout) -> PreparedConv {
-        PreparedConv { store: store.clone(), offset, sizes, conv: *layout, layout: sizes.weight_layout(layout) }
+    pub fn new(
+        store: &WeightStore,
+        offset: u64,
+        sizes: VulkanSizes,
+        order: WeightOrder,
+        layout: &ConvLayout,
+    ) -> PreparedConv {
+        PreparedConv { store: store.clone(), offset, sizes, conv: *layout, layout: sizes.weight_layout(layout), order }
     }
 
     /// Returns when the part is where it belongs.
@@ -84,22 +111,24 @@ impl PreparedConv {
         source: &mut dyn ConvSource,
         buffers: &mut PackBuffers,
     ) -> Result<()> {
-        let (conv, element) = (&self.conv, self.sizes.element());
+        let (conv, element, padded) = (&self.conv, self.sizes.element() as usize, padded_outputs(&self.conv) as usize);
         let inputs = if block.shortcut { conv.shortcut.unwrap_or(0) } else { conv.cin };
         let all_rows = channel_stride(inputs).next_multiple_of(K_BLOCK);
         // The last block has the rows that fill up.
         let rows = if block.inputs.end == inputs { all_rows - block.inputs.start } else { block.rows() };
-        let (row_bytes, taps) = (padded_outputs(conv) * element, block.taps(conv));
+        let (row_bytes, taps) = ((padded * element) as u64, block.taps(conv));
         let (columns, precision) = (block.columns() as usize, self.sizes.precision);
         source.block(block, &mut |slab, plain| {
             let packed = &mut buffers.packed;
             packed.clear();
             packed.resize((taps * rows * row_bytes) as usize, 0);
             for (index, values) in plain.chunks_exact(columns).enumerate() {
-                let (tap, row) = (index as u64 / block.rows(), index as u64 % block.rows());
-                let into = &mut packed[((tap * rows + row) * row_bytes) as usize..][..columns * element as usize];
-                let places = into.chunks_exact_mut(element as usize);
-                places.zip(values).for_each(|(into, value)| put_element(precision, *value, into));
+                let (tap, row) = (index as u64 / block.rows(), index % block.rows() as usize);
+                let into = &mut packed[(tap * rows * row_bytes) as usize..][..(rows * row_bytes) as usize];
+                for (column, value) in values.iter().enumerate() {
+                    let at = self.order.place(padded, row, column) * element;
+                    put_element(precision, *value, &mut into[at..at + element]);
+                }
             }
             let first = if block.shortcut { self.layout.shortcut } else { slab * self.layout.slab_bytes };
             let place = |tap: u64| first + (tap * all_rows + block.inputs.start) * row_bytes;

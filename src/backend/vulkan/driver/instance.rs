@@ -51,12 +51,19 @@ pub struct PhysicalDevice {
     /// The driver's name and version, as it prints them.
     pub driver: String,
     pub uuid: [u8; 16],
+    /// What compiled kernels depend on: card, driver and its version.
+    pub cache_key: Vec<u8>,
     pub kind: vk::PhysicalDeviceType,
     pub memory: vk::PhysicalDeviceMemoryProperties,
     version: u32,
     extensions: Vec<String>,
     features: Vec<(&'static str, bool)>,
+    /// Whether it can bind memory in pieces.
     pub sparse: bool,
+    /// Whether the host may reset queries.
+    pub resets_queries: bool,
+    /// Nanoseconds of a tick of its clock.
+    pub tick_nanoseconds: f32,
     /// Whether kernels may use its matrix unit.
     pub has_matrices: bool,
     /// Bytes that one allocation may have for certain.
@@ -82,11 +89,21 @@ impl PhysicalDevice {
         let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
         let extensions: Vec<String> = extensions.iter().map(|one| text(&one.extension_name)).collect();
         let has_extension = extensions.iter().any(|name| name.as_bytes() == khr::cooperative_matrix::NAME.to_bytes());
-        let (features, sparse) = features(instance, handle);
+        let driver_name = format!("{} {}", text(&driver.driver_name), text(&driver.driver_info));
+        let cache_key = [
+            &properties.pipeline_cache_uuid[..],
+            &properties.vendor_id.to_le_bytes(),
+            &properties.device_id.to_le_bytes(),
+            &properties.driver_version.to_le_bytes(),
+            driver_name.as_bytes(),
+        ]
+        .concat();
+        let (features, [sparse, resets_queries]) = features(instance, handle);
         PhysicalDevice {
             handle,
             name: text(&properties.device_name),
-            driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)),
+            driver: driver_name,
+            cache_key,
             uuid: id.device_uuid,
             kind: properties.device_type,
             // SAFETY: as above.
@@ -96,6 +113,8 @@ impl PhysicalDevice {
             extensions,
             features,
             sparse,
+            resets_queries,
+            tick_nanoseconds: properties.limits.timestamp_period,
             largest_allocation: limits.max_memory_allocation_size,
         }
     }
@@ -143,8 +162,9 @@ impl PhysicalDevice {
     }
 }
 
-/// The features that the kernels need, and whether a device has them; and whether it can bind memory in pieces.
-fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'static str, bool)>, bool) {
+/// The features that the kernels need, and whether a device has them; and whether it can bind memory in pieces, and
+/// reset queries from the host.
+fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'static str, bool)>, [bool; 2]) {
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
@@ -163,7 +183,8 @@ fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'sta
         ("synchronization2", v13.synchronization2),
         ("maintenance4", v13.maintenance4),
     ];
-    (required.map(|(name, has)| (name, has == vk::TRUE)).into(), base.sparse_binding == vk::TRUE)
+    let optional = [base.sparse_binding, v12.host_query_reset].map(|has| has == vk::TRUE);
+    (required.map(|(name, has)| (name, has == vk::TRUE)).into(), optional)
 }
 
 /// Whether a device that has the extension can do all that kernels of matrices need.

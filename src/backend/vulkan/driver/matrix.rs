@@ -11,8 +11,18 @@ const PIXELS: u32 = 128;
 const TILE_CHANNELS: [u32; 3] = [32, 96, 128];
 /// Rows of matrices of a subgroup, input channels of a step, and output channels that go through memory at a time.
 const ROWS: u32 = 2;
-const K_BLOCK: u32 = 16;
+const K_BLOCK: u32 = 32;
 const CHUNK: u32 = 32;
+/// Queries and keys of attention at a time, keys whose values are multiplied at a time, and channels of its result: those
+/// of `shaders/attention_matrix.comp`.
+const QUERIES: u32 = 64;
+const KEYS: u32 = 32;
+const VALUE_KEYS: u32 = 16;
+const RESULT_CHANNELS: u32 = 512;
+/// Bytes of shared memory for a pixel of input, or the weights of an output channel.
+const PITCH_BYTES: u32 = 2 * (K_BLOCK + 8);
+/// Pixels of a tile with its halo.
+const PATCH_PIXELS: u32 = 10 * 18;
 /// Shapes that kernels may take, the best first.
 const SHAPES: [(u32, u32, u32); 6] = [(16, 16, 16), (16, 8, 16), (8, 16, 16), (8, 8, 16), (16, 8, 8), (8, 8, 8)];
 /// With a choice, every vendor's matrix unit works with subgroups of this size.
@@ -25,6 +35,8 @@ pub struct MatrixShape {
     pub n: u32,
     pub k: u32,
     pub subgroup: u32,
+    /// Bytes of shared memory that a workgroup may have.
+    pub shared_memory: u32,
 }
 
 impl MatrixShape {
@@ -34,6 +46,7 @@ impl MatrixShape {
         let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut sizes);
         // SAFETY: the device is of this instance.
         unsafe { instance.raw.get_physical_device_properties2(device, &mut all) };
+        let shared_memory = all.properties.limits.max_compute_shared_memory_size;
         let subgroup = SUBGROUP.clamp(sizes.min_subgroup_size, sizes.max_subgroup_size);
         let matrices = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
         // SAFETY: as above, and the device has the extension.
@@ -47,13 +60,20 @@ impl MatrixShape {
                     && one.scope == vk::ScopeKHR::SUBGROUP
             })
         };
-        let shapes = SHAPES.into_iter().filter(is_known).map(|(m, n, k)| MatrixShape { m, n, k, subgroup });
+        let shapes =
+            SHAPES.into_iter().filter(is_known).map(|(m, n, k)| MatrixShape { m, n, k, subgroup, shared_memory });
         Ok(shapes.into_iter().find(MatrixShape::divides_tiles))
     }
 
     /// Subgroups of a workgroup.
     pub fn subgroups(&self) -> u32 {
         THREADS / self.subgroup
+    }
+
+    /// Buffers for the weights of a step: two, where there is room, so that one is filled while the other is read.
+    pub fn buffers(&self, tile_channels: u64) -> u32 {
+        let bytes = |buffers: u32| (PATCH_PIXELS + buffers * tile_channels as u32) * PITCH_BYTES;
+        if bytes(2) <= self.shared_memory { 2 } else { 1 }
     }
 
     /// Whether every tile is divided evenly among subgroups.
@@ -65,6 +85,9 @@ impl MatrixShape {
             && K_BLOCK.is_multiple_of(self.k)
             && CHUNK.is_multiple_of(self.n)
             && TILE_CHANNELS.iter().all(|channels| (channels / self.n).is_multiple_of(column_groups))
+            && (QUERIES / self.m * (KEYS / self.n)).is_multiple_of(self.subgroups())
+            && (RESULT_CHANNELS / self.n).is_multiple_of(self.subgroups())
+            && VALUE_KEYS.is_multiple_of(self.k)
     }
 }
 
@@ -74,10 +97,17 @@ mod tests {
 
     #[test]
     fn published_shapes_divide_tiles() {
-        let divides = |(m, n, k), subgroup| MatrixShape { m, n, k, subgroup }.divides_tiles();
+        let divides = |(m, n, k), subgroup| MatrixShape { m, n, k, subgroup, shared_memory: 32 << 10 }.divides_tiles();
         assert!(divides((16, 16, 16), 32), "NVIDIA, AMD");
         assert!(divides((8, 16, 16), 16), "Intel");
         assert!(divides((8, 8, 8), 8), "lavapipe");
         assert!(!divides((16, 16, 16), 8) && !divides((32, 32, 16), 32));
+    }
+
+    #[test]
+    fn weights_have_two_buffers_where_there_is_room() {
+        let of = |shared_memory| MatrixShape { m: 8, n: 8, k: 8, subgroup: 8, shared_memory };
+        assert_eq!([32, 96, 128].map(|tile| of(32 << 10).buffers(tile)), [2, 2, 1]);
+        assert_eq!([32, 96, 128].map(|tile| of(48 << 10).buffers(tile)), [2, 2, 2]);
     }
 }

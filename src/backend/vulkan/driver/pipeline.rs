@@ -1,9 +1,14 @@
 //! Kernels, compiled ahead to SPIR-V by `shaders/compile.sh`, and their pipelines.
 
-use ash::{util, vk};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::context::Context;
-use super::error::check;
+use ash::{util, vk};
+use parking_lot::Mutex;
+
+use super::cache::PipelineCache;
+use super::device::Device;
 use crate::backend::Precision;
 use crate::error::{Error, Result};
 
@@ -15,6 +20,8 @@ pub enum Shader {
     /// The same in f16 by the matrix unit.
     ConvMatrix(u64),
     Attention(Precision),
+    /// The same in f16 by the matrix unit.
+    AttentionMatrix,
     Norm(Precision),
     NormPixel(Precision),
     CacheU8(Precision),
@@ -48,6 +55,7 @@ impl Shader {
             Shader::ConvMatrix(96) => include_bytes!("../shaders/spirv/conv_matrix_96.spv"),
             Shader::ConvMatrix(_) => include_bytes!("../shaders/spirv/conv_matrix_128.spv"),
             Shader::Attention(precision) => by_precision!(precision, "attention"),
+            Shader::AttentionMatrix => include_bytes!("../shaders/spirv/attention_matrix.spv"),
             Shader::Norm(precision) => by_precision!(precision, "norm"),
             Shader::NormPixel(precision) => by_precision!(precision, "norm_pixel"),
             Shader::CacheU8(precision) => by_precision!(precision, "cache_u8"),
@@ -62,40 +70,73 @@ impl Shader {
     }
 }
 
-/// Every kernel has one argument: the address of its parameters.
-pub fn layout(device: &ash::Device) -> Result<vk::PipelineLayout> {
-    let stages = vk::ShaderStageFlags::COMPUTE;
-    let argument = [vk::PushConstantRange::default().stage_flags(stages).size(size_of::<u64>() as u32)];
-    let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&argument);
-    // SAFETY: the structures live during the call.
-    check("preparing kernels", unsafe { device.create_pipeline_layout(&info, None) })
+/// A pipeline that takes longer was compiled, and did not come from a cache.
+const COMPILED: Duration = Duration::from_millis(10);
+
+/// The kernels of a device, made when a layer first needs them.
+pub struct Pipelines {
+    made: Mutex<HashMap<Shader, vk::Pipeline>>,
+    cache: PipelineCache,
+    /// Every kernel has one argument: the address of its parameters.
+    pub layout: vk::PipelineLayout,
+    device: Arc<Device>,
 }
 
-impl Context {
-    /// Made when a layer first needs it.
-    pub fn pipeline(&self, shader: Shader) -> Result<vk::Pipeline> {
-        let mut pipelines = self.pipelines.lock();
-        if let Some(known) = pipelines.get(&shader) {
+impl Pipelines {
+    pub fn new(device: &Arc<Device>) -> Result<Pipelines> {
+        let cache = PipelineCache::open(device);
+        let stages = vk::ShaderStageFlags::COMPUTE;
+        let argument = [vk::PushConstantRange::default().stage_flags(stages).size(size_of::<u64>() as u32)];
+        let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&argument);
+        // SAFETY: the structures live during the call.
+        let layout = unsafe { device.raw.create_pipeline_layout(&info, None) };
+        let layout = device.check("preparing kernels", layout)?;
+        Ok(Pipelines { made: Mutex::default(), cache, layout, device: Arc::clone(device) })
+    }
+
+    pub fn get(&self, shader: Shader) -> Result<vk::Pipeline> {
+        let mut made = self.made.lock();
+        if let Some(known) = made.get(&shader) {
             return Ok(*known);
         }
+        let begun = Instant::now();
+        let pipeline = self.compile(shader)?;
+        if begun.elapsed() > COMPILED {
+            self.cache.store();
+        }
+        made.insert(shader, pipeline);
+        Ok(pipeline)
+    }
+
+    /// The constants of a kernel that uses the matrix unit, and the size of its subgroups.
+    fn matrix_constants(&self, shader: Shader) -> Option<([u32; 5], u32)> {
+        let shape = self.device.matrix?;
+        let buffers = match shader {
+            Shader::ConvMatrix(tile) => shape.buffers(tile),
+            Shader::AttentionMatrix => 1,
+            _ => return None,
+        };
+        Some(([shape.m, shape.n, shape.k, shape.subgroups(), buffers], shape.subgroup))
+    }
+
+    fn compile(&self, shader: Shader) -> Result<vk::Pipeline> {
         let doing = format!("compiling the kernel {shader:?}");
         let words = util::read_spv(&mut std::io::Cursor::new(shader.code()));
         let words = words.map_err(|why| Error::Internal(format!("{doing}: {why}")))?;
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
-        // Of the matrix unit: the constants of `conv_matrix.comp`.
-        let matrix = self.matrix.filter(|_| matches!(shader, Shader::ConvMatrix(_)));
-        let constants = matrix.map_or([0; 4], |shape| [shape.m, shape.n, shape.k, shape.subgroups()]);
-        let entries: [vk::SpecializationMapEntry; 4] = std::array::from_fn(|i| {
+        let matrix = self.matrix_constants(shader);
+        let (constants, subgroup) = matrix.unwrap_or_default();
+        let entries: [vk::SpecializationMapEntry; 5] = std::array::from_fn(|i| {
             vk::SpecializationMapEntry::default().constant_id(i as u32).offset(4 * i as u32).size(4)
         });
         let bytes: Vec<u8> = constants.iter().flat_map(|constant| constant.to_ne_bytes()).collect();
         let special = vk::SpecializationInfo::default().map_entries(&entries).data(&bytes);
-        let subgroup = matrix.map_or(0, |shape| shape.subgroup);
         let mut size =
             vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(subgroup);
+        let (device, raw) = (&self.device, &self.device.raw);
         // SAFETY: the structures live during the calls, and the module until the pipeline is made.
         let made = unsafe {
-            let module = self.check(&doing, self.device.create_shader_module(&info, None))?;
+            let module = device.check(&doing, raw.create_shader_module(&info, None))?;
             let mut stage = vk::PipelineShaderStageCreateInfo::default()
                 .stage(vk::ShaderStageFlags::COMPUTE)
                 .module(module)
@@ -105,11 +146,20 @@ impl Context {
                 stage = stage.flags(full).specialization_info(&special).push_next(&mut size);
             }
             let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
-            let made = self.device.create_compute_pipelines(vk::PipelineCache::null(), &[info], None);
-            self.device.destroy_shader_module(module, None);
-            self.check(&doing, made.map_err(|(_, why)| why))?
+            let made = raw.create_compute_pipelines(self.cache.handle(), &[info], None);
+            raw.destroy_shader_module(module, None);
+            device.check(&doing, made.map_err(|(_, why)| why))?
         };
-        pipelines.insert(shader, made[0]);
         Ok(made[0])
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        // SAFETY: the queues that used them are empty, or the device is lost.
+        unsafe {
+            self.made.get_mut().values().for_each(|pipeline| self.device.raw.destroy_pipeline(*pipeline, None));
+            self.device.raw.destroy_pipeline_layout(self.layout, None);
+        }
     }
 }

@@ -3,15 +3,17 @@
 //! device: a wait is for work that is submitted already, so none can wait for a later one.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use ash::vk;
 use parking_lot::Mutex;
 
-use super::context::{Context, Role};
+use super::context::{Context, OpenQueue};
+use super::device::Role;
 use super::memory::MappedMemory;
 use super::pipeline::Shader;
-use crate::error::Result;
+use super::spans::SpanRecorder;
+use crate::error::{Error, Result};
 
 /// Parameters of so many bytes are in one piece of memory.
 const PARAMETER_BYTES: u64 = 64 << 10;
@@ -34,7 +36,7 @@ impl Timeline {
         let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
         let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
         // SAFETY: the structures live during the call.
-        let made = context.check("making a queue", unsafe { context.device.create_semaphore(&info, None) });
+        let made = context.device.check("making a queue", unsafe { context.device.raw.create_semaphore(&info, None) });
         Ok(Timeline { handle: made?, context: Arc::clone(context) })
     }
 
@@ -42,21 +44,21 @@ impl Timeline {
         let (semaphores, numbers) = ([self.handle], [number]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&numbers);
         // SAFETY: the structures live during the call.
-        let answer = unsafe { self.context.device.wait_semaphores(&info, u64::MAX) };
-        self.context.check("waiting for the GPU", answer)
+        let answer = unsafe { self.context.device.raw.wait_semaphores(&info, u64::MAX) };
+        self.context.device.check("waiting for the GPU", answer)
     }
 
     fn reached(&self) -> Result<u64> {
         // SAFETY: a timeline semaphore of this device.
-        let answer = unsafe { self.context.device.get_semaphore_counter_value(self.handle) };
-        self.context.check("asking the GPU how far it is", answer)
+        let answer = unsafe { self.context.device.raw.get_semaphore_counter_value(self.handle) };
+        self.context.device.check("asking the GPU how far it is", answer)
     }
 }
 
 impl Drop for Timeline {
     fn drop(&mut self) {
         // SAFETY: every submission that names it holds it.
-        unsafe { self.context.device.destroy_semaphore(self.handle, None) };
+        unsafe { self.context.device.raw.destroy_semaphore(self.handle, None) };
     }
 }
 
@@ -91,7 +93,7 @@ struct InFlight {
 }
 
 /// What was submitted, and what is about to be.
-pub struct Submitted {
+struct Submitted {
     timeline: Arc<Timeline>,
     queue: usize,
     last: u64,
@@ -106,7 +108,7 @@ pub struct Submitted {
 
 impl Submitted {
     /// Gives what is recorded to the device.
-    pub fn submit(&mut self, context: &Context) -> Result<()> {
+    fn submit(&mut self, context: &Context) -> Result<()> {
         let commands = self.open.take();
         if commands.is_none() && self.waits.is_empty() {
             return Ok(());
@@ -149,10 +151,10 @@ impl Submitted {
             if let Some(buffer) = commands {
                 // What the host reads, once it has waited.
                 barrier(context, buffer, vk::PipelineStageFlags2::HOST, vk::AccessFlags2::HOST_READ);
-                context.check(doing, context.device.end_command_buffer(buffer))?;
+                context.device.check(doing, context.device.raw.end_command_buffer(buffer))?;
             }
-            let queue = context.queues(role).of(self.queue).lock();
-            context.check(doing, context.device.queue_submit2(*queue, &[info], vk::Fence::null()))
+            let queue = context.device.queues(role).of(self.queue).lock();
+            context.device.check(doing, context.device.raw.queue_submit2(*queue, &[info], vk::Fence::null()))
         }
     }
 
@@ -184,7 +186,8 @@ impl Submitted {
             let buffer = self.command_buffer(context, role)?;
             let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
             // SAFETY: the buffer is in no submission.
-            context.check("recording work", unsafe { context.device.begin_command_buffer(buffer, &begin) })?;
+            let begun = unsafe { context.device.raw.begin_command_buffer(buffer, &begin) };
+            context.device.check("recording work", begun)?;
             self.open = Some(Commands { role, buffer, parameters: Vec::new(), taken: 0, recorded: 0 });
         }
         let open = self.open.as_mut().expect("made above");
@@ -207,14 +210,21 @@ impl Submitted {
                 None => {
                     let info = vk::CommandPoolCreateInfo::default()
                         .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER)
-                        .queue_family_index(context.queues(role).family);
-                    let pool = context.check(doing, context.device.create_command_pool(&info, None))?;
+                        .queue_family_index(context.device.queues(role).family);
+                    let pool = context.device.check(doing, context.device.raw.create_command_pool(&info, None))?;
                     *self.pools[role as usize].insert(pool)
                 }
             };
             let info = vk::CommandBufferAllocateInfo::default().command_pool(pool).command_buffer_count(1);
-            Ok(context.check(doing, context.device.allocate_command_buffers(&info))?[0])
+            Ok(context.device.check(doing, context.device.raw.allocate_command_buffers(&info))?[0])
         }
+    }
+}
+
+impl OpenQueue for Mutex<Submitted> {
+    /// A failure is told to whoever uses the queue next.
+    fn submit(&self, context: &Context) {
+        let _ = self.lock().submit(context);
     }
 }
 
@@ -227,7 +237,7 @@ impl Commands {
             let fits = free.iter().position(|memory| memory.bytes >= length);
             let piece = match fits.map(|at| free.swap_remove(at)) {
                 Some(piece) => piece,
-                None => MappedMemory::new(context, length.max(PARAMETER_BYTES))?,
+                None => MappedMemory::near_device(&context.device, length.max(PARAMETER_BYTES))?,
             };
             self.parameters.push(piece);
             self.taken = 0;
@@ -252,7 +262,7 @@ fn barrier(context: &Context, buffer: vk::CommandBuffer, stage: vk::PipelineStag
         .dst_access_mask(access)];
     let info = vk::DependencyInfo::default().memory_barriers(&memory);
     // SAFETY: the buffer is being recorded.
-    unsafe { context.device.cmd_pipeline_barrier2(buffer, &info) };
+    unsafe { context.device.raw.cmd_pipeline_barrier2(buffer, &info) };
 }
 
 /// The bytes of a kernel's parameters.
@@ -264,13 +274,15 @@ fn bytes_of<P>(params: &P) -> &[u8] {
 pub struct VulkanQueue {
     context: Arc<Context>,
     state: Arc<Mutex<Submitted>>,
+    /// Who notes when copies run, and in which lane.
+    spans: Option<(Arc<SpanRecorder>, &'static str)>,
 }
 
 impl VulkanQueue {
     pub fn new(context: &Arc<Context>) -> Result<VulkanQueue> {
         let state = Arc::new(Mutex::new(Submitted {
             timeline: Arc::new(Timeline::new(context)?),
-            queue: context.number_queue(),
+            queue: context.device.number_queue(),
             last: 0,
             last_role: Role::Compute,
             waits: Vec::new(),
@@ -279,11 +291,60 @@ impl VulkanQueue {
             pools: [None; 2],
             free: [Vec::new(), Vec::new()],
         }));
-        let mut open = context.open_queues.lock();
-        open.retain(|queue| queue.strong_count() > 0);
-        open.push(Arc::downgrade(&state));
-        drop(open);
-        Ok(VulkanQueue { context: Arc::clone(context), state })
+        let open: Weak<Mutex<Submitted>> = Arc::downgrade(&state);
+        context.add_queue(open);
+        Ok(VulkanQueue { context: Arc::clone(context), state, spans: None })
+    }
+
+    /// Notes when copies run from now on, under the name of a lane.
+    pub fn set_spans(&mut self, spans: Option<(Arc<SpanRecorder>, &'static str)>) {
+        self.spans = spans;
+    }
+
+    /// Notes when the work runs that `put` puts into this queue.
+    pub fn record_span(
+        &self,
+        spans: &SpanRecorder,
+        lane: &'static str,
+        role: Role,
+        put: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if !self.context.device.queues(role).has_clock {
+            return put();
+        }
+        let [start, end] = spans.queries(lane)?;
+        self.stamp(role, start)?;
+        put()?;
+        self.stamp(role, end)
+    }
+
+    /// Tells a recorder what the device's clock shows now.
+    pub fn set_origin(&self, spans: &SpanRecorder) -> Result<()> {
+        if !self.context.device.queues(Role::Compute).has_clock {
+            return Err(Error::State(format!(
+                "trace: {} notes no times; trace on another device",
+                self.context.device.physical.name
+            )));
+        }
+        let [start, end] = spans.queries("")?;
+        self.stamp(Role::Compute, start)?;
+        self.stamp(Role::Compute, end)?;
+        self.synchronise()?;
+        spans.set_origin(end)
+    }
+
+    fn stamp(&self, role: Role, (pool, query): (vk::QueryPool, u32)) -> Result<()> {
+        let mut state = self.state.lock();
+        let commands = state.record(&self.context, role)?;
+        let stage = vk::PipelineStageFlags2::ALL_COMMANDS;
+        // SAFETY: the buffer is being recorded; the query was reset, and nobody else has it.
+        unsafe { self.context.device.raw.cmd_write_timestamp2(commands.buffer, stage, pool, query) };
+        Ok(())
+    }
+
+    /// Gives what it holds to the device.
+    pub fn flush(&self) -> Result<()> {
+        self.state.lock().submit(&self.context)
     }
 
     pub fn record(&self, event: &Event) -> Result<()> {
@@ -327,7 +388,7 @@ impl VulkanQueue {
         data: &[u8],
         params: impl FnOnce(u64) -> P,
     ) -> Result<()> {
-        let (context, pipeline) = (&self.context, self.context.pipeline(shader)?);
+        let (context, pipeline) = (&self.context, self.context.pipelines.get(shader)?);
         let mut state = self.state.lock();
         let commands = state.record(context, Role::Compute)?;
         let data = if data.is_empty() { 0 } else { commands.put_parameters(context, data)? };
@@ -335,10 +396,10 @@ impl VulkanQueue {
         let [x, y, z] = size;
         // SAFETY: the buffer is being recorded; the rest is the caller's promise.
         unsafe {
-            let (device, buffer) = (&context.device, commands.buffer);
+            let (device, buffer) = (&context.device.raw, commands.buffer);
             device.cmd_bind_pipeline(buffer, vk::PipelineBindPoint::COMPUTE, pipeline);
             let stages = vk::ShaderStageFlags::COMPUTE;
-            device.cmd_push_constants(buffer, context.layout, stages, 0, &address.to_ne_bytes());
+            device.cmd_push_constants(buffer, context.pipelines.layout, stages, 0, &address.to_ne_bytes());
             device.cmd_dispatch(buffer, x, y, z);
         }
         Ok(())
@@ -349,11 +410,17 @@ impl VulkanQueue {
     /// # Safety
     /// The regions lie in the buffers, which live until the queue is empty.
     pub unsafe fn copy(&self, from: vk::Buffer, to: vk::Buffer, regions: &[vk::BufferCopy]) -> Result<()> {
-        let mut state = self.state.lock();
-        let commands = state.record(&self.context, Role::Copy)?;
-        // SAFETY: the buffer is being recorded; the rest is the caller's promise.
-        unsafe { self.context.device.cmd_copy_buffer(commands.buffer, from, to, regions) };
-        Ok(())
+        let put = || {
+            let mut state = self.state.lock();
+            let commands = state.record(&self.context, Role::Copy)?;
+            // SAFETY: the buffer is being recorded; the rest is the caller's promise.
+            unsafe { self.context.device.raw.cmd_copy_buffer(commands.buffer, from, to, regions) };
+            Ok(())
+        };
+        match &self.spans {
+            Some((spans, lane)) => self.record_span(spans, lane, Role::Copy, put),
+            None => put(),
+        }
     }
 }
 
@@ -367,7 +434,7 @@ impl Drop for VulkanQueue {
         self.context.parameters.lock().extend(left.flat_map(|commands| commands.parameters));
         for pool in state.pools.iter().flatten() {
             // SAFETY: the queue is empty, or the device is lost.
-            unsafe { self.context.device.destroy_command_pool(*pool, None) };
+            unsafe { self.context.device.raw.destroy_command_pool(*pool, None) };
         }
     }
 }

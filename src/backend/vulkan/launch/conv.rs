@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::params::{ConvParams, MAIN, MAX_TERMS, OutFrame, SHORTCUT, Source, Term};
 use super::{Launcher, WeightAddresses, per_frame};
-use crate::backend::Precision;
 use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::{self, K_BLOCK, MAX_FRAMES, TILE, channel_stride, padded_outputs, tile_channels};
@@ -144,9 +143,9 @@ impl Launcher {
     /// By layout and device alone.
     fn conv_shader(&self, layout: &ConvLayout) -> Shader {
         let tile = tile_channels(layout);
-        match (self.sizes.precision, self.context.matrix) {
-            (Precision::Fp16, Some(_)) => Shader::ConvMatrix(tile),
-            (precision, _) => Shader::Conv(precision, tile),
+        match self.matrix() {
+            Some(_) => Shader::ConvMatrix(tile),
+            None => Shader::Conv(self.sizes.precision, tile),
         }
     }
 
@@ -160,11 +159,14 @@ impl Launcher {
         // Tiles do not depend on each other, so any rows of tiles may be a launch.
         let tile_rows = (rows.end - rows.start).div_ceil(TILE.0);
         let products = conv_products(layout, case.conv.input, TILE.0).saturating_mul(frames.len() as u64);
-        for part in self.limit.launches(tile_rows, products) {
+        let mut launches = self.limit.launches(tile_rows, products).peekable();
+        while let Some(part) = launches.next() {
             let size = [columns, (part.end - part.start) as u32, depth];
             let params = ConvParams { first_row: params.first_row + (part.start * TILE.0) as i32, ..params };
             // SAFETY: the kernel's parameters. All regions were checked, and blocks wait for the queues.
             unsafe { queue.launch(shader, size, &[], |_| params)? };
+            // A submission is no longer than a launch may be.
+            launches.peek().map_or(Ok(()), |_| queue.flush())?;
         }
         Ok(())
     }

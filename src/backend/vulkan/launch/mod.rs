@@ -10,9 +10,10 @@ mod pixels;
 
 use std::sync::Arc;
 
-use super::driver::{Context, VulkanQueue};
+use super::driver::{Context, MatrixShape, VulkanQueue};
 use super::host_memory::HostFlags;
 use super::sizes::{MAX_FRAMES, VulkanSizes};
+use crate::backend::Precision;
 use crate::backend::gpu::LaunchLimit;
 use crate::error::{Error, Result};
 
@@ -23,6 +24,13 @@ pub struct Launcher {
     /// The main queue.
     pub queue: VulkanQueue,
     pub limit: LaunchLimit,
+}
+
+impl Launcher {
+    /// How convolutions use the matrix unit, if they do.
+    pub fn matrix(&self) -> Option<MatrixShape> {
+        self.context.device.matrix.filter(|_| self.sizes.precision == Precision::Fp16)
+    }
 }
 
 /// A convolution's weights on the device, as addresses.

@@ -170,13 +170,20 @@ pub struct LoadParams {
     pub from: Strided,
     pub into: u64,
     pub nonfinite: u64,
+    /// Of each channel, or 0.
+    pub maps: u64,
     pub height: i32,
     pub width: i32,
     pub channels: i32,
+    pub own_channels: i32,
     pub mul: f32,
     pub add: f32,
     /// Rows and columns of the tensor that are one pixel.
     pub patch: i32,
+    /// Rows and columns of activations that are one pixel of the tensor.
+    pub side: i32,
+    pub top: i32,
+    pub left: i32,
 }
 
 #[repr(C)]
@@ -187,6 +194,7 @@ pub struct StoreParams {
     pub rows: u64,
     pub columns: u64,
     pub nonfinite: u64,
+    pub maps: u64,
     pub width: i32,
     pub channels: i32,
     pub channel: i32,
@@ -200,7 +208,7 @@ pub struct StoreParams {
     pub batch: u32,
     pub frame: u32,
     pub patch: i32,
-    pub unused: i32,
+    pub side: i32,
 }
 
 #[repr(C)]
@@ -278,7 +286,7 @@ const _: () = {
     assert!(size_of::<AttentionParams>() == 24 + MAX_FRAMES * 16);
     assert!(size_of::<CopyParams>() == 24 + MAX_FRAMES * 24);
     assert!(size_of::<CacheParams>() == 40 + MAX_FRAMES * 16);
-    assert!(size_of::<Strided>() == 48 && size_of::<LoadParams>() == 48 + 16 + 24);
+    assert!(size_of::<Strided>() == 48 && size_of::<LoadParams>() == 48 + 24 + 40);
     assert!(size_of::<PoolParams>() == 32 + MAX_FRAMES * 24 && size_of::<AddParams>() == 40 + MAX_FRAMES * 32);
-    assert!(size_of::<StoreParams>() == 48 + 32 + 56 && size_of::<BlendParams>() == 64);
+    assert!(size_of::<StoreParams>() == 48 + 40 + 56 && size_of::<BlendParams>() == 64);
 };

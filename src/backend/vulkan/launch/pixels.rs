@@ -6,7 +6,7 @@ use crate::backend::gpu::{LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame, Te
 use crate::backend::vulkan::driver::{DeviceBlock, LaunchSize, Shader};
 use crate::backend::vulkan::sizes::channel_stride;
 use crate::error::{Error, Result};
-use crate::ir::{BlendTile, Fades, LoadTensor, StoreTensor};
+use crate::ir::{BlendTile, ChannelMaps, Fades, LoadTensor, StoreTensor};
 
 /// A thread for each pixel of so many rows.
 fn rows_size(height: u64, width: u64) -> LaunchSize {
@@ -40,22 +40,37 @@ fn fade_addresses(data: u64, fades: Option<Fades>) -> [u64; 2] {
     fades.map_or([0, 0], |fades| [data, data + size_of_val(fades.rows) as u64])
 }
 
+/// Factor and addend of each channel, as they travel with the parameters.
+fn map_bytes(channels: Option<ChannelMaps>) -> Vec<u8> {
+    let maps = channels.map_or(&[][..], |channels| channels.maps);
+    maps.iter().flat_map(|map| [map.mul, map.add]).flat_map(f32::to_ne_bytes).collect()
+}
+
 impl LaunchPixels for Launcher {
     fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
+        let [top, left] = op.within_packed().map(|start| start as i32);
         let params = LoadParams {
             from: strided(block, from)?,
             into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
             nonfinite: flags.address(NonFiniteFlag::Loaded),
+            maps: 0,
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             channels: channel_stride(op.shape.channels) as i32,
+            own_channels: op.shape.channels as i32,
             mul: op.map.mul,
             add: op.map.add,
             patch: op.patch as i32,
+            side: op.side() as i32,
+            top,
+            left,
         };
         let size = rows_size(op.shape.height, op.shape.width);
         // SAFETY: the kernel's parameters. All regions were checked, and blocks wait for the queues.
-        unsafe { self.queue.launch(Shader::Load(self.sizes.precision), size, &[], |_| params) }
+        unsafe {
+            let with_maps = |maps| LoadParams { maps, ..params };
+            self.queue.launch(Shader::Load(self.sizes.precision), size, &map_bytes(op.channels), with_maps)
+        }
     }
 
     fn store(
@@ -69,14 +84,17 @@ impl LaunchPixels for Launcher {
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let seed = op.sample.map_or(0, |sample| sample.seed);
         let (strided, from) = (strided(block, into)?, block.at(op.from.0, self.sizes.data_bytes(op.shape))?);
+        let mut data = map_bytes(op.channels);
+        let map_length = data.len() as u64;
         let params = |data: u64| {
-            let [rows, columns] = fade_addresses(data, op.divide);
+            let [rows, columns] = fade_addresses(data + map_length, op.divide);
             StoreParams {
                 into: strided,
                 from,
                 rows,
                 columns,
                 nonfinite: flags.address(NonFiniteFlag::Stored),
+                maps: if map_length > 0 { data } else { 0 },
                 width: op.shape.width as i32,
                 channels: channel_stride(op.shape.channels) as i32,
                 channel: op.channel as i32,
@@ -90,10 +108,10 @@ impl LaunchPixels for Launcher {
                 batch: op.clip as u32,
                 frame: op.clip_frame as u32,
                 patch: op.patch as i32,
-                unused: 0,
+                side: op.channels.map_or(1, |channels| channels.side) as i32,
             }
         };
-        let data = op.divide.map_or(Vec::new(), fade_bytes);
+        data.extend(op.divide.map_or(Vec::new(), fade_bytes));
         let size = rows_size(into.rows, into.columns);
         // SAFETY: as in `load`.
         unsafe { self.queue.launch(Shader::Store(self.sizes.precision), size, &data, params) }

@@ -3,20 +3,11 @@
 // result; eight threads share a query.
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "attention_params.glsl"
 
 const int THREADS = 256, QUERIES = 32, KEYS = 32, LANES = THREADS / QUERIES, CHUNK = 32;
 const int OWN_KEYS = KEYS / LANES, OWN_QUADS = 16, CHANNELS = OWN_QUADS * LANES * 4;
 
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer AttentionParams {
-    uint pixels;
-    uint channels;
-    uint first_query;
-    uint input_channels;  // of a pixel of the input in memory
-    uint out_channels;
-    uint unused;
-    uint64_t from[MAX_FRAMES];
-    uint64_t to[MAX_FRAMES];
-};
 layout(local_size_x = THREADS) in;
 layout(push_constant, scalar) uniform Push { AttentionParams p; };
 

@@ -21,12 +21,13 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Word2 { uvec
 /// Rounds to the nearest f16, to even between two. Integers alone, as devices may convert towards zero.
 uint half_of(float x) {
     const uint bits = floatBitsToUint(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
-    if (size > 0x7f800000u) return sign | 0x7e00u;
-    if (size >= 0x477ff000u) return sign | 0x7c00u;
     // Floats from 0.5 to 1 are as far apart as the smallest of f16.
     precise float shifted = uintBitsToFloat(size) + 0.5;
-    if (size < 0x38800000u) return sign | (floatBitsToUint(shifted) - 0x3f000000u);
-    return sign | (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
+    const uint small = floatBitsToUint(shifted) - 0x3f000000u;
+    const uint usual = (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
+    const uint large = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    // Without branches: every output of a convolution comes here.
+    return sign | (size < 0x38800000u ? small : size < 0x477ff000u ? usual : large);
 }
 
 float from_half(uint bits) {
@@ -50,10 +51,15 @@ vec4 load4(uint64_t address) { return Float4(address).value; }
 void store4(uint64_t address, vec4 x) { Float4(address).value = x; }
 void store2(uint64_t address, vec2 x) { Float2(address).value = x; }
 vec2 load2(uint64_t address) { return Float2(address).value; }
+#define Pair vec2  // two elements as they are stored
+vec2 pack(vec2 x) { return x; }
+vec2 unpack(vec2 pair) { return pair; }
+void store_pair(uint64_t address, vec2 pair) { Float2(address).value = pair; }
 float load1(uint64_t address) { return Float(address).value; }
 void store1(uint64_t address, float x) { Float(address).value = x; }
 #else
 #define ELEMENT_BYTES 2u
+#define Pair uint  // two elements as they are stored
 #if defined(VVAE_BF16)
 float load1(uint64_t address) { return uintBitsToFloat(uint(Short(address).value) << 16); }
 void store1(uint64_t address, float x) { Short(address).value = uint16_t(bfloat_of(x)); }
@@ -73,6 +79,7 @@ vec4 load4(uint64_t address) {
 }
 void store4(uint64_t address, vec4 x) { Word2(address).value = uvec2(pack(x.xy), pack(x.zw)); }
 void store2(uint64_t address, vec2 x) { Word(address).value = pack(x); }
+void store_pair(uint64_t address, uint pair) { Word(address).value = pair; }
 vec2 load2(uint64_t address) { return unpack(Word(address).value); }
 #endif
 

@@ -4,7 +4,18 @@
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 #include "conv_params.glsl"
+
+// Tiles of input and weights; in the epilogue, moments.
+const int PIXEL_PITCH = 8 * 16 + 4;  // four more than pixels, against bank conflicts
+const int K_BLOCK = 16;              // input channels of a step
+const int INPUT_FLOATS = K_BLOCK * PIXEL_PITCH, WEIGHT_FLOATS = K_BLOCK * TILE_CHANNELS;
+shared float memory[INPUT_FLOATS + WEIGHT_FLOATS];
+void put_moment(int at, float value) { memory[at] = value; }
+float moment(int at) { return memory[at]; }
 #include "conv_tile.glsl"
+
+/// Of each pixel and channel of a thread.
+float sums[OWN_PIXELS][2 * PAIRS];
 
 /// Transposed: [input channel][pixel].
 void load_input(Tile tile, Term term, int tap, int k_block) {
@@ -36,7 +47,7 @@ void multiply() {
         [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) x[i] = memory[k * PIXEL_PITCH + own_pixel(i)];
         [[unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
             [[unroll]] for (int e = 0; e < 2; ++e) {
-                const float w = memory[INPUT_FLOATS + k * TILE_CHANNELS + own_channel(pair) + e];
+                const float w = memory[INPUT_FLOATS + k * TILE_CHANNELS + pair * PAIR_CHANNELS + own_channel() + e];
                 [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) sums[i][2 * pair + e] = fma(x[i], w, sums[i][2 * pair + e]);
             }
         }
@@ -51,7 +62,7 @@ void main() {
     [[dont_unroll]] for (uint t = 0; t < terms; ++t) {
         const Term term = p.frame[tile.frame].term[t];
         const int taps = p.source[term.source].side * p.source[term.source].side;
-        const int k_blocks = p.source[term.source].k_blocks;
+        const int k_blocks = (p.source[term.source].channels + K_BLOCK - 1) / K_BLOCK;
         [[dont_unroll]] for (int tap = 0; tap < taps; ++tap) {
             const uint64_t weights = tap_weights(tile, term, tap);
             [[dont_unroll]] for (int k_block = 0; k_block < k_blocks; ++k_block) {
@@ -63,6 +74,13 @@ void main() {
             }
         }
     }
-    barrier();
-    epilogue(tile);
+    const OutFrame frame = p.frame[tile.frame];
+    [[unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
+        vec2 own[OWN_PIXELS];
+        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) own[i] = vec2(sums[i][2 * pair], sums[i][2 * pair + 1]);
+        barrier();
+        finish_pair(tile, frame, pair, own);
+        barrier();
+        store_records(tile, frame.record, pair);
+    }
 }

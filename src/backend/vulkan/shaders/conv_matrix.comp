@@ -1,6 +1,7 @@
 #version 460
 // Convolutions by the device's matrix unit: f16 products, f32 sums. Tiles, parameters and epilogue are those of conv.comp; the
-// shape of a matrix and the number of subgroups are the device's. While one step multiplies, the next one is loaded.
+// shape of a matrix and the number of subgroups are the device's. A patch of input, with its halo, serves all taps. While one
+// tap multiplies, the next one's weights are loaded. The sum goes over terms, blocks of channels, taps, channels.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #extension GL_KHR_cooperative_matrix : require
@@ -8,79 +9,142 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #include "common.glsl"
 #include "conv_params.glsl"
-#include "conv_tile.glsl"
 
 layout(constant_id = 0) const uint M = 16;
 layout(constant_id = 1) const uint N = 16;
 layout(constant_id = 2) const uint K = 16;
 layout(constant_id = 3) const uint SUBGROUPS = 8;
+layout(constant_id = 4) const uint BUFFERS = 1;  // of weights: two where there is shared memory for them
+
+// Shared memory comes in units of 16 bytes, 8 channels. A pixel or an output channel has one more than it needs, against
+// bank conflicts.
+const uint UNITS = 4, PITCH = UNITS + 1;
+const uint PATCH_UNITS = (8 + 2) * (16 + 2) * PITCH, WEIGHT_UNITS = TILE_CHANNELS * PITCH;
+// In the epilogue: sums of 32 channels on their way between threads, then moments.
+const uint STAGING_UNITS = 8 * 16 * 32 / 4, EPILOGUE_UNITS = STAGING_UNITS + 2 * 16 * 32 / 4;
+const uint LOOP_UNITS = PATCH_UNITS + BUFFERS * WEIGHT_UNITS;
+shared uvec4 memory[LOOP_UNITS > EPILOGUE_UNITS ? LOOP_UNITS : EPILOGUE_UNITS];
+
+void put_moment(int at, float value) { memory[STAGING_UNITS + at / 4][at % 4] = floatBitsToUint(value); }
+float moment(int at) { return uintBitsToFloat(memory[STAGING_UNITS + at / 4][at % 4]); }
+#include "conv_tile.glsl"
 
 // A subgroup has two rows of matrices.
 const uint ROWS = 2;
 const uint ROW_GROUPS = uint(PIXELS) / M / ROWS;
 const uint COLUMN_GROUPS = SUBGROUPS / ROW_GROUPS;
 const uint COLUMNS = uint(TILE_CHANNELS) / N / COLUMN_GROUPS;
-const uint STEPS = uint(K_BLOCK) / K;
+const uint STEPS = uint(WEIGHT_BLOCK) / K;
 
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Half4 { f16vec4 value; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Unit { uvec4 value; };
 
-// Eight more than needed, against bank conflicts.
-const uint INPUT_PITCH = uint(K_BLOCK) + 8, WEIGHT_PITCH = uint(TILE_CHANNELS) + 8;
-shared float16_t inputs[uint(PIXELS) * INPUT_PITCH];
-shared float16_t weights[uint(K_BLOCK) * WEIGHT_PITCH];
+const int PATCH_LOADS = ((8 + 2) * (16 + 2) * int(UNITS) + THREADS - 1) / THREADS;
+const int WEIGHT_LOADS = (TILE_CHANNELS * int(UNITS) + THREADS - 1) / THREADS;
 
-const int INPUT_LOADS = PIXELS * K_BLOCK / 4 / THREADS;
-const int WEIGHT_LOADS = (K_BLOCK * TILE_CHANNELS / 4 + THREADS - 1) / THREADS;
-
-/// Where the sum is: terms, taps, blocks of channels.
+/// Where the sum is: terms, blocks of channels, taps.
 struct Step {
     uint term;
-    int tap, k_block;
+    int k_block, tap;
 };
 
-f16vec4 next_input[INPUT_LOADS], next_weights[WEIGHT_LOADS];
+/// What is the same in a term.
+struct Input {
+    int channels, k_blocks;
+    int side;           // taps in rows and columns
+    int patch_columns;  // pixels of a row of a patch
+    bool is_patched;    // whether a patch serves all taps; else it serves one
+    uint64_t weights, tap_bytes;
+};
 
-void fetch(Tile tile, Step at) {
-    const Term term = p.frame[tile.frame].term[at.term];
+Input from;
+uint64_t places[PATCH_LOADS];  // of the first block of channels of this thread's units; 0 where there are none
+uvec4 next_patch[PATCH_LOADS], next_weights[WEIGHT_LOADS];
+
+/// This thread's units of the patch that begins with a tap.
+void place_patch(Tile tile, uint term_index, int tap) {
+    const Term term = p.frame[tile.frame].term[term_index];
     const Source source = p.source[term.source];
-    const InputTap from = input_tap(tile, term, at.tap);
-    [[unroll]] for (int i = 0; i < INPUT_LOADS; ++i) {
-        const int index = int(gl_LocalInvocationIndex) + i * THREADS, channel = at.k_block * K_BLOCK + index % 4 * 4;
-        const uint64_t address = input_address(tile, source, from, index / 4, channel);
-        next_input[i] = f16vec4(0.0);
-        if (address != 0) next_input[i] = Half4(address).value;
-    }
-    const uint64_t first = tap_weights(tile, term, at.tap);
-    [[unroll]] for (int i = 0; i < WEIGHT_LOADS; ++i) {
-        const int index = int(gl_LocalInvocationIndex) + i * THREADS;
-        if (index >= K_BLOCK * TILE_CHANNELS / 4) break;
-        const int k = at.k_block * K_BLOCK + index / (TILE_CHANNELS / 4), channel = index % (TILE_CHANNELS / 4) * 4;
-        const int64_t place = int64_t(k) * p.padded_cout + tile.channel + channel;
-        next_weights[i] = Half4(first + uint64_t(place) * ELEMENT_BYTES).value;
+    const InputTap first = input_tap(tile, term, tap);
+    const int columns = from.patch_columns, rows = from.is_patched ? TILE_ROWS + from.side - 1 : TILE_ROWS;
+    [[unroll]] for (int i = 0; i < PATCH_LOADS; ++i) {
+        const int index = int(gl_LocalInvocationIndex) + i * THREADS, pixel = index / int(UNITS);
+        const int row = tile.top + pixel / columns, column = tile.left + pixel % columns;
+        const int y = row * source.stride + first.row_offset, x = column * source.stride + first.column_offset;
+        const bool inside = pixel < rows * columns && y >= 0 && y < source.height && x >= 0 && x < source.width;
+        // Rows and columns beyond a launch are in no memory. Only what tiles write is read.
+        const bool needed = row - (rows - TILE_ROWS) < p.height && column - (columns - TILE_COLUMNS) < p.width;
+        const int64_t at = int64_t(y - source.first_row) * first.pitch + (x - first.first_column);
+        const uint64_t place = first.frame + uint64_t(at * source.channels + index % int(UNITS) * 8) * ELEMENT_BYTES;
+        places[i] = inside && needed ? place : 0;
     }
 }
 
-void put() {
-    [[unroll]] for (int i = 0; i < INPUT_LOADS; ++i) {
-        const uint index = gl_LocalInvocationIndex + i * THREADS, to = index / 4 * INPUT_PITCH + index % 4 * 4;
-        [[unroll]] for (int c = 0; c < 4; ++c) inputs[to + c] = next_input[i][c];
+void begin_term(Tile tile, uint term_index) {
+    const Term term = p.frame[tile.frame].term[term_index];
+    const Source source = p.source[term.source];
+    from.channels = source.channels;
+    from.k_blocks = source.k_blocks;
+    from.side = source.side;
+    from.is_patched = source.stride == 1;
+    from.patch_columns = from.is_patched ? TILE_COLUMNS + source.side - 1 : TILE_COLUMNS;
+    from.weights = tap_weights(tile, term, 0) + uint64_t(tile.channel * WEIGHT_BLOCK) * ELEMENT_BYTES;
+    from.tap_bytes = uint64_t(tap_bytes(source));
+    place_patch(tile, term_index, 0);
+}
+
+void fetch_patch(int k_block) {
+    [[unroll]] for (int i = 0; i < PATCH_LOADS; ++i) {
+        const int channel = k_block * WEIGHT_BLOCK + int(gl_LocalInvocationIndex) % int(UNITS) * 8;
+        const uint64_t place = places[i] + uint64_t(k_block * WEIGHT_BLOCK) * ELEMENT_BYTES;
+        next_patch[i] = uvec4(0);
+        if (places[i] == 0 || channel >= from.channels) continue;
+        // Pixels of few channels have half a unit.
+        if (from.channels < 8) next_patch[i].xy = Word2(place).value;
+        else next_patch[i] = Unit(place).value;
     }
+}
+
+/// [block of channels][output channel][channel].
+void fetch_weights(Step at) {
+    const uint64_t block = uint64_t(at.k_block * WEIGHT_BLOCK * p.padded_cout) * ELEMENT_BYTES;
+    const uint64_t first = from.weights + at.tap * from.tap_bytes + block;
     [[unroll]] for (int i = 0; i < WEIGHT_LOADS; ++i) {
         const uint index = gl_LocalInvocationIndex + i * THREADS;
-        if (index >= K_BLOCK * TILE_CHANNELS / 4) break;
-        const uint to = index / (TILE_CHANNELS / 4) * WEIGHT_PITCH + index % (TILE_CHANNELS / 4) * 4;
-        [[unroll]] for (int c = 0; c < 4; ++c) weights[to + c] = next_weights[i][c];
+        if (index < TILE_CHANNELS * UNITS) next_weights[i] = Unit(first + uint64_t(index) * 16).value;
     }
 }
 
-Step after(Tile tile, Step at) {
-    const Source source = p.source[p.frame[tile.frame].term[at.term].source];
-    if (++at.k_block < source.k_blocks) return at;
-    at.k_block = 0;
-    if (++at.tap < source.side * source.side) return at;
+void put_patch() {
+    [[unroll]] for (int i = 0; i < PATCH_LOADS; ++i) {
+        const uint index = gl_LocalInvocationIndex + i * THREADS, to = index / UNITS * PITCH + index % UNITS;
+        if (to < PATCH_UNITS) memory[to] = next_patch[i];
+    }
+}
+
+void put_weights(uint to) {
+    [[unroll]] for (int i = 0; i < WEIGHT_LOADS; ++i) {
+        const uint index = gl_LocalInvocationIndex + i * THREADS;
+        if (index < TILE_CHANNELS * UNITS) memory[to + index / UNITS * PITCH + index % UNITS] = next_weights[i];
+    }
+}
+
+bool begins_patch(int tap) { return tap == 0 || !from.is_patched; }
+
+Step after(Step at) {
+    if (++at.tap < from.side * from.side) return at;
     at.tap = 0;
+    if (++at.k_block < from.k_blocks) return at;
+    at.k_block = 0;
     ++at.term;
     return at;
+}
+
+/// Starts to load what a step needs.
+void fetch(Tile tile, Step at, bool is_new_term) {
+    if (is_new_term) begin_term(tile, at.term);
+    else if (!from.is_patched) place_patch(tile, at.term, at.tap);
+    if (begins_patch(at.tap)) fetch_patch(at.k_block);
+    fetch_weights(at);
 }
 
 void main() {
@@ -91,39 +155,54 @@ void main() {
     const uint row = gl_SubgroupID / COLUMN_GROUPS * ROWS * M, column = gl_SubgroupID % COLUMN_GROUPS * COLUMNS * N;
     const uint terms = p.frame[tile.frame].terms;
     Step at = Step(0, 0, 0);
-    fetch(tile, at);
+    fetch(tile, at, true);
+    uint weights = PATCH_UNITS;
     [[dont_unroll]] while (at.term < terms) {
+        const bool is_new = begins_patch(at.tap);
+        if (BUFFERS == 1 || is_new) barrier();
+        if (is_new) put_patch();
+        put_weights(weights);
         barrier();
-        put();
-        barrier();
-        at = after(tile, at);
-        if (at.term < terms) fetch(tile, at);
+        const uint columns = uint(from.patch_columns);
+        const uint tap_pixels = from.is_patched ? uint(at.tap / from.side) * columns + uint(at.tap % from.side) : 0;
+        const Step last = at;
+        at = after(at);
+        if (at.term < terms) fetch(tile, at, at.term != last.term);
         [[unroll]] for (uint k = 0; k < STEPS; ++k) {
             coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
-            [[unroll]] for (uint r = 0; r < ROWS; ++r)
-                coopMatLoad(a[r], inputs, (row + r * M) * INPUT_PITCH + k * K, INPUT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+                const uint pixel = row + r * M, first = pixel / TILE_COLUMNS * columns + pixel % TILE_COLUMNS + tap_pixels;
+                coopMatLoad(a[r], memory, first * PITCH + k * K / 8, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            }
             [[unroll]] for (uint c = 0; c < COLUMNS; ++c) {
                 coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
-                coopMatLoad(b, weights, k * K * WEIGHT_PITCH + column + c * N, WEIGHT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                const uint first = weights + (column + c * N) * PITCH + k * K / 8;
+                coopMatLoad(b, memory, first, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
                 [[unroll]] for (uint r = 0; r < ROWS; ++r)
                     result[r * COLUMNS + c] = coopMatMulAdd(a[r], b, result[r * COLUMNS + c]);
             }
         }
+        if (BUFFERS == 2) weights = 2 * PATCH_UNITS + WEIGHT_UNITS - weights;
     }
     // To the threads that the epilogue wants them in: 32 channels at a time.
+    const OutFrame frame = p.frame[tile.frame];
     [[unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
         barrier();
+        if (pair > 0) store_records(tile, frame.record, pair - 1);
         [[unroll]] for (uint i = 0; i < ROWS * COLUMNS; ++i) {
             const uint first = column + i % COLUMNS * N;
-            if (first / 32 != pair) continue;
-            const uint to = (row + i / COLUMNS * M) * 32 + first % 32;
-            coopMatStore(result[i], memory, to, 32, gl_CooperativeMatrixLayoutRowMajor);
+            if (first / PAIR_CHANNELS != pair) continue;
+            const uint to = (row + i / COLUMNS * M) * PAIR_CHANNELS + first % PAIR_CHANNELS;
+            coopMatStore(result[i], memory, to / 4, PAIR_CHANNELS / 4, gl_CooperativeMatrixLayoutRowMajor);
         }
         barrier();
-        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i)
-            [[unroll]] for (int e = 0; e < 2; ++e)
-                sums[i][2 * pair + e] = memory[own_pixel(i) * 32 + own_channel(0) + e];
+        vec2 sums[OWN_PIXELS];
+        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) {
+            const int at = own_pixel(i) * PAIR_CHANNELS + own_channel();
+            sums[i] = vec2(uintBitsToFloat(memory[at / 4][at % 4]), uintBitsToFloat(memory[at / 4][at % 4 + 1]));
+        }
+        finish_pair(tile, frame, pair, sums);
     }
     barrier();
-    epilogue(tile);
+    store_records(tile, frame.record, PAIRS - 1);
 }

@@ -2,21 +2,15 @@
 
 const int TILE_ROWS = 8, TILE_COLUMNS = 16, PIXELS = TILE_ROWS * TILE_COLUMNS;
 const int THREADS = 256;
-const int K_BLOCK = 16;       // input channels of a step
+const int WEIGHT_BLOCK = 32;  // input channels of weights come in so many
 const int OWN_PIXELS = 8;     // of a thread, side by side
 const int PAIRS = TILE_CHANNELS / 32;  // pairs of output channels of a thread
 
 layout(local_size_x = THREADS) in;
 layout(push_constant, scalar) uniform Push { ConvParams p; };
 
-// Tiles of input and weights, sums on their way between threads, and moments in the epilogue.
-const int PIXEL_PITCH = PIXELS + 4;  // one more unit than pixels, against bank conflicts
-const int INPUT_FLOATS = K_BLOCK * PIXEL_PITCH, WEIGHT_FLOATS = K_BLOCK * TILE_CHANNELS;
-const int MOMENT_FLOATS = 2 * 16 * TILE_CHANNELS;
-shared float memory[max(max(INPUT_FLOATS + WEIGHT_FLOATS, MOMENT_FLOATS), PIXELS * 32)];
-
-/// Of each pixel and channel of a thread.
-float sums[OWN_PIXELS][2 * PAIRS];
+/// Output channels of all threads' sums of a pair, and their moments.
+const int PAIR_CHANNELS = 32, MOMENT_FLOATS = 2 * 16 * PAIR_CHANNELS;
 
 struct Tile {
     int top, left;  // of the tile grid
@@ -66,17 +60,19 @@ uint64_t input_address(Tile tile, Source source, InputTap from, int pixel, int c
     return from.frame + uint64_t(at * source.channels + channel) * ELEMENT_BYTES;
 }
 
+/// Of one tap, whose input channels fill up blocks.
+int64_t tap_bytes(Source source) { return int64_t(source.k_blocks) * WEIGHT_BLOCK * p.padded_cout * ELEMENT_BYTES; }
+
 /// The weights of a tap, from the first input and output channel on.
 uint64_t tap_weights(Tile tile, Term term, int tap) {
     const Source source = p.source[term.source];
-    const int64_t tap_bytes = int64_t(source.k_blocks) * K_BLOCK * p.padded_cout * ELEMENT_BYTES;
     // A shortcut has one tap for all phases.
     const int first = term.source == 0 ? tile.phase * source.side * source.side : 0;
-    return source.weights + term.slab * source.slab_bytes + uint64_t((first + tap) * tap_bytes);
+    return source.weights + term.slab * source.slab_bytes + uint64_t((first + tap) * tap_bytes(source));
 }
 
-/// Output channel `pair` of a thread, from the tile's first on.
-int own_channel(int pair) { return pair * 32 + int(gl_LocalInvocationIndex % 16) * 2; }
+/// The first of a thread's two channels of a pair.
+int own_channel() { return int(gl_LocalInvocationIndex % 16) * 2; }
 
 /// Pixel `i` of a thread.
 int own_pixel(int i) { return int(gl_LocalInvocationIndex / 16) * OWN_PIXELS + i; }
@@ -89,67 +85,60 @@ int bias_row(Tile tile, uint bias, int y, int x) {
     return int(bias) * 16 + tile.phase * 4 + (outer_row ? 1 : 0) + (outer_column ? 2 : 0);
 }
 
+/// Adds bias and residual to the sums of a pair and stores them. Their moments go to shared memory.
+void finish_pair(Tile tile, OutFrame frame, int pair, vec2 sums[OWN_PIXELS]) {
+    const int by = p.phases > 1 ? 2 : 1, channel = tile.channel + pair * PAIR_CHANNELS + own_channel();
+    const bool is_stored = channel < p.cout;
+    vec2 total = vec2(0.0);
+    float count = 0.0;
+    [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) {
+        const int y = tile.top + own_pixel(i) / TILE_COLUMNS, x = tile.left + own_pixel(i) % TILE_COLUMNS;
+        if (y >= p.height || x >= p.width) continue;
+        const int64_t bias = int64_t(bias_row(tile, frame.bias, y, x)) * p.padded_cout + channel;
+        vec2 value = sums[i] + Float2(p.bias + uint64_t(bias) * 4).value;
+        const int64_t row = int64_t(y) * by + (by == 2 ? tile.phase / 2 : 0);
+        const int64_t pixel = row * (int64_t(p.width) * by) + x * by + (by == 2 ? tile.phase % 2 : 0);
+        const uint64_t at = uint64_t(pixel * p.cout + channel) * ELEMENT_BYTES;
+        if (is_stored && frame.residual != 0) value += load2(frame.residual + at);
+        const Pair stored = pack(value);
+        if (is_stored) store_pair(frame.target + at, stored);
+        sums[i] = unpack(stored);
+        total += sums[i];
+        count += 1.0;
+    }
+    const vec2 mean = count > 0.0 ? total / count : vec2(0.0);
+    vec2 squares = vec2(0.0);
+    [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) {
+        const int y = tile.top + own_pixel(i) / TILE_COLUMNS, x = tile.left + own_pixel(i) % TILE_COLUMNS;
+        if (y >= p.height || x >= p.width) continue;
+        const vec2 difference = sums[i] - mean;
+        squares += difference * difference;
+    }
+    const int part = int(gl_LocalInvocationIndex / 16);
+    [[unroll]] for (int e = 0; e < 2; ++e) {
+        put_moment(part * PAIR_CHANNELS + own_channel() + e, mean[e]);
+        put_moment((16 + part) * PAIR_CHANNELS + own_channel() + e, squares[e]);
+    }
+}
+
 /// Merges the moments of 16 threads that have pixels of the same channel: mean, and sum of squared deviations.
-void store_record(Tile tile, uint record) {
+void store_records(Tile tile, uint record, int pair) {
     const int channel = int(gl_LocalInvocationIndex);
-    if (channel >= TILE_CHANNELS) return;
+    if (p.records == 0 || channel >= PAIR_CHANNELS) return;
     const int rows = min(p.height - tile.top, TILE_ROWS), columns = min(p.width - tile.left, TILE_COLUMNS);
     float total = 0.0, squares = 0.0;
     for (int part = 0; part < 16; ++part) {
         const float count = part / 2 < rows ? float(clamp(columns - part % 2 * OWN_PIXELS, 0, OWN_PIXELS)) : 0.0;
-        total += count * memory[part * TILE_CHANNELS + channel];
+        total += count * moment(part * PAIR_CHANNELS + channel);
     }
     const float mean = total / float(rows * columns);
     for (int part = 0; part < 16; ++part) {
         const float count = part / 2 < rows ? float(clamp(columns - part % 2 * OWN_PIXELS, 0, OWN_PIXELS)) : 0.0;
-        const float difference = memory[part * TILE_CHANNELS + channel] - mean;
-        squares += memory[(16 + part) * TILE_CHANNELS + channel] + count * difference * difference;
+        const float difference = moment(part * PAIR_CHANNELS + channel) - mean;
+        squares += moment((16 + part) * PAIR_CHANNELS + channel) + count * difference * difference;
     }
     const int tiles_x = (p.width + TILE_COLUMNS - 1) / TILE_COLUMNS, tiles_y = (p.height + TILE_ROWS - 1) / TILE_ROWS;
-    const int64_t at = (int64_t(record * p.phases + tile.phase) * tiles_y + tile.row) * tiles_x + int(gl_WorkGroupID.x);
-    Float2(p.records + uint64_t(at * p.padded_cout + tile.channel + channel) * 8).value = vec2(mean, squares);
-}
-
-void epilogue(Tile tile) {
-    const OutFrame frame = p.frame[tile.frame];
-    const int by = p.phases > 1 ? 2 : 1;
-    [[unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
-        const int channel = tile.channel + own_channel(pair);
-        const bool is_stored = channel < p.cout;
-        vec2 total = vec2(0.0);
-        float count = 0.0;
-        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) {
-            const int y = tile.top + own_pixel(i) / TILE_COLUMNS, x = tile.left + own_pixel(i) % TILE_COLUMNS;
-            if (y >= p.height || x >= p.width) continue;
-            const int64_t bias = int64_t(bias_row(tile, frame.bias, y, x)) * p.padded_cout + channel;
-            vec2 value = vec2(sums[i][2 * pair], sums[i][2 * pair + 1]) + Float2(p.bias + uint64_t(bias) * 4).value;
-            if (is_stored) {
-                const int64_t row = int64_t(y) * by + (by == 2 ? tile.phase / 2 : 0);
-                const int64_t pixel = row * (int64_t(p.width) * by) + x * by + (by == 2 ? tile.phase % 2 : 0);
-                const uint64_t at = uint64_t(pixel * p.cout + channel) * ELEMENT_BYTES;
-                if (frame.residual != 0) value += load2(frame.residual + at);
-                store2(frame.target + at, value);
-            }
-            value = vec2(rounded(value.x), rounded(value.y));
-            sums[i][2 * pair] = value.x;
-            sums[i][2 * pair + 1] = value.y;
-            total += value;
-            count += 1.0;
-        }
-        const vec2 mean = count > 0.0 ? total / count : vec2(0.0);
-        vec2 squares = vec2(0.0);
-        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) {
-            const int y = tile.top + own_pixel(i) / TILE_COLUMNS, x = tile.left + own_pixel(i) % TILE_COLUMNS;
-            if (y >= p.height || x >= p.width) continue;
-            const vec2 difference = vec2(sums[i][2 * pair], sums[i][2 * pair + 1]) - mean;
-            squares += difference * difference;
-        }
-        const int part = int(gl_LocalInvocationIndex / 16);
-        [[unroll]] for (int e = 0; e < 2; ++e) {
-            memory[part * TILE_CHANNELS + own_channel(pair) + e] = mean[e];
-            memory[(16 + part) * TILE_CHANNELS + own_channel(pair) + e] = squares[e];
-        }
-    }
-    barrier();
-    if (p.records != 0) store_record(tile, frame.record);
+    const int64_t tile_index = (int64_t(record * p.phases + tile.phase) * tiles_y + tile.row) * tiles_x + int(gl_WorkGroupID.x);
+    const int64_t at = tile_index * p.padded_cout + tile.channel + pair * PAIR_CHANNELS + channel;
+    Float2(p.records + uint64_t(at) * 8).value = vec2(mean, squares);
 }

@@ -9,6 +9,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Sto
     uint64_t from;
     uint64_t rows, columns;  // sums of the fades, or 0
     uint64_t nonfinite;      // a word that is set if a value is not finite
+    uint64_t maps;           // as in LoadParams
     int width;               // of the activations
     int channels;            // of a pixel in memory
     int channel;
@@ -17,8 +18,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Sto
     float mul, add;
     uint seed_low, seed_high;
     uint batch, frame;
-    int patch_side;  // as in LoadParams
-    int unused;
+    int patch_side, side;  // as in LoadParams
 };
 layout(local_size_x = 256) in;
 layout(push_constant, scalar) uniform Push { StoreParams p; };
@@ -90,30 +90,47 @@ float normal(uint x, uint y, uint last) {
     return sqrt(2.0 * minus_log(c.x)) * cosine(c.y);
 }
 
-void main() {
-    const uint x = gl_GlobalInvocationID.x, y = gl_WorkGroupID.y;
-    if (x >= p.into.width) return;
-    const uint row = y / p.patch_side, column = x / p.patch_side;  // of activations
-    const uint64_t from = p.from + (uint64_t(row) * p.width + column) * p.channels * ELEMENT_BYTES;
-    float scale = 1.0;
-    if (p.rows != 0) {
-        const float fade = Float(p.rows + uint64_t(row) * 4).value * Float(p.columns + uint64_t(column) * 4).value;
-        scale = 1.0 / max(fade, 1e-6);
+/// Where a value of the tensor is in activations, and which noise it has.
+struct Place {
+    int channel, row, column;
+    int noise_channel, noise_row, noise_column;
+};
+
+Place place_of(int c, int y, int x) {
+    if (p.maps != 0) {
+        const int channel = c / (p.side * p.side), row = y * p.side + c / p.side % p.side, column = x * p.side + c % p.side;
+        return Place(channel, row, column, channel, row, column);
     }
+    const int channel = (c * p.patch_side + x % p.patch_side) * p.patch_side + y % p.patch_side;
+    return Place(channel, y / p.patch_side, x / p.patch_side, c, y, x);
+}
+
+void main() {
+    const int x = int(gl_GlobalInvocationID.x), y = int(gl_WorkGroupID.y);
+    if (x >= p.into.width) return;
     bool finite = true;
     for (int c = 0; c < p.into.channels; ++c) {
-        const int channel = (c * p.patch_side + int(x) % p.patch_side) * p.patch_side + int(y) % p.patch_side;
-        precise float value = channel_of(from, p.channel + channel) * scale;
+        const Place at = place_of(c, y, x);
+        const uint64_t from = p.from + (uint64_t(at.row) * p.width + at.column) * p.channels * ELEMENT_BYTES;
+        float scale = 1.0;
+        if (p.rows != 0) {
+            const float row_fade = Float(p.rows + uint64_t(at.row) * 4).value;
+            scale = 1.0 / max(row_fade * Float(p.columns + uint64_t(at.column) * 4).value, 1e-6);
+        }
+        precise float value = channel_of(from, p.channel + at.channel) * scale;
         // Comparisons, not min and max: NaN stays NaN.
         if (value < p.clamp_low) value = p.clamp_low;
         if (value > p.clamp_high) value = p.clamp_high;
         if (p.logvar >= 0) {
-            const float logvar = clamp(channel_of(from, p.logvar + c) * scale, -30.0, 20.0);
-            value = value + exponential(0.5 * logvar) * normal(x, y, c + (p.batch << 16));
+            const float logvar = clamp(channel_of(from, p.logvar + at.noise_channel) * scale, -30.0, 20.0);
+            const float noise = normal(at.noise_column, at.noise_row, at.noise_channel + (p.batch << 16));
+            value = value + exponential(0.5 * logvar) * noise;
         }
         finite = finite && is_finite(value);
-        precise float mapped = fma(value, p.mul, p.add);
-        write_element(p.into, c, int(y), int(x), mapped);
+        vec2 map = vec2(p.mul, p.add);
+        if (p.maps != 0) map = Float2(p.maps + uint64_t(c) * 8).value;
+        precise float mapped = fma(value, map.x, map.y);
+        write_element(p.into, c, y, x, mapped);
     }
     if (!finite) Word(p.nonfinite).value = 1;
 }

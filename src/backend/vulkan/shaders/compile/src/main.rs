@@ -17,6 +17,8 @@ const OF_ELEMENTS: [&str; 9] =
 const PRECISIONS: [(&str, &str); 3] = [("fp16", "VVAE_FP16"), ("bf16", "VVAE_BF16"), ("fp32", "VVAE_FP32")];
 /// Output channels of a convolution's tile.
 const TILES: [&str; 3] = ["32", "96", "128"];
+/// Of f16 alone, by matrix units.
+const OF_MATRICES: &str = "attention_matrix";
 const OF_FLOATS: [&str; 2] = ["finalize", "copy_rows"];
 
 struct Kernel {
@@ -39,6 +41,8 @@ fn kernels() -> Vec<Kernel> {
             }
         }
     }
+    let defines = vec![(PRECISIONS[0].1, None)];
+    all.push(Kernel { source: OF_MATRICES, output: OF_MATRICES.into(), defines });
     all.extend(OF_FLOATS.map(|source| Kernel { source, output: source.into(), defines: Vec::new() }));
     all
 }

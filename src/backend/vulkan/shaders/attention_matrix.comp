@@ -1,0 +1,201 @@
+#version 460
+// softmax(q k^T) v by the device's matrix unit: f16 products, f32 sums. A workgroup has 64 queries and 512 channels of the
+// result. It goes through the keys twice: the first time for the greatest score of each query, so that sums need no
+// correction. Channels are a multiple of 64.
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#include "common.glsl"
+#include "attention_params.glsl"
+
+layout(constant_id = 0) const uint M = 16;
+layout(constant_id = 1) const uint N = 16;
+layout(constant_id = 2) const uint K = 16;
+layout(constant_id = 3) const uint SUBGROUPS = 8;
+
+const uint THREADS = 256, QUERIES = 64, KEYS = 32, CHANNELS = 512;
+const uint CHUNK = 64;       // channels of queries and keys at a time
+const uint VALUE_KEYS = 16;  // keys whose values are multiplied at a time
+layout(local_size_x = THREADS) in;
+layout(push_constant, scalar) uniform Push { AttentionParams p; };
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Unit { uvec4 value; };
+
+// Shared memory comes in units of 16 bytes: 8 channels, or 4 sums. Rows have one more than they need, against bank conflicts.
+const uint CHUNK_UNITS = CHUNK / 8, CHUNK_PITCH = CHUNK_UNITS + 1;
+const uint VALUE_UNITS = CHANNELS / 8, VALUE_PITCH = VALUE_UNITS + 1;
+const uint WEIGHT_PITCH = KEYS / 8 + 1, SCORE_PITCH = KEYS / 4 + 1;
+const uint OPERAND_UNITS = max((QUERIES + KEYS) * CHUNK_PITCH, VALUE_KEYS * VALUE_PITCH);
+const uint WEIGHTS = OPERAND_UNITS, SCORES = WEIGHTS + QUERIES * WEIGHT_PITCH;
+shared uvec4 memory[SCORES + QUERIES * SCORE_PITCH];
+
+// Tiles of scores of a subgroup, and of the result.
+const uint SCORE_COLUMNS = KEYS / N, SCORE_TILES = QUERIES / M * SCORE_COLUMNS / SUBGROUPS;
+const uint ROWS = QUERIES / M, COLUMNS = CHANNELS / N / SUBGROUPS;
+
+const uint CHUNK_LOADS = (QUERIES + KEYS) * CHUNK_UNITS / THREADS, VALUE_LOADS = VALUE_KEYS * VALUE_UNITS / THREADS;
+
+/// Eight channels of a pixel. Zeros beyond the frame and beyond the channels.
+uvec4 channels_of(uint64_t frame, uint pixel, uint part, uint channel) {
+    if (pixel >= p.pixels || channel >= p.channels) return uvec4(0);
+    return Unit(frame + (uint64_t(pixel) * p.input_channels + part * p.channels + channel) * 2).value;
+}
+
+void fetch_chunk(uint64_t frame, uint first_query, uint first_key, uint channel, out uvec4 next[CHUNK_LOADS]) {
+    [[unroll]] for (uint i = 0; i < CHUNK_LOADS; ++i) {
+        const uint index = gl_LocalInvocationIndex + i * THREADS, row = index / CHUNK_UNITS;
+        const bool is_query = row < QUERIES;
+        const uint pixel = is_query ? first_query + row : first_key + row - QUERIES;
+        next[i] = channels_of(frame, pixel, is_query ? 0 : 1, channel + index % CHUNK_UNITS * 8);
+    }
+}
+
+/// The scores of all queries and of some keys, in shared memory.
+void score(uint64_t frame, uint first_query, uint first_key) {
+    coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> scores[SCORE_TILES];
+    [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i)
+        scores[i] = coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>(0.0);
+    uvec4 next[CHUNK_LOADS];
+    fetch_chunk(frame, first_query, first_key, 0, next);
+    [[dont_unroll]] for (uint chunk = 0; chunk < p.channels; chunk += CHUNK) {
+        barrier();
+        [[unroll]] for (uint i = 0; i < CHUNK_LOADS; ++i) {
+            const uint index = gl_LocalInvocationIndex + i * THREADS;
+            memory[index / CHUNK_UNITS * CHUNK_PITCH + index % CHUNK_UNITS] = next[i];
+        }
+        barrier();
+        fetch_chunk(frame, first_query, first_key, chunk + CHUNK, next);
+        [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
+            const uint tile = gl_SubgroupID * SCORE_TILES + i;
+            const uint row = tile / SCORE_COLUMNS * M, column = tile % SCORE_COLUMNS * N;
+            [[unroll]] for (uint k = 0; k < CHUNK; k += K) {
+                coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
+                coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+                coopMatLoad(a, memory, row * CHUNK_PITCH + k / 8, CHUNK_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                const uint key = (QUERIES + column) * CHUNK_PITCH + k / 8;
+                coopMatLoad(b, memory, key, CHUNK_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+                scores[i] = coopMatMulAdd(a, b, scores[i]);
+            }
+        }
+    }
+    [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
+        const uint tile = gl_SubgroupID * SCORE_TILES + i;
+        const uint to = SCORES + tile / SCORE_COLUMNS * M * SCORE_PITCH + tile % SCORE_COLUMNS * N / 4;
+        coopMatStore(scores[i], memory, to, SCORE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+    }
+    barrier();
+}
+
+// Four threads share a query; each has 8 of the keys.
+uint own_row() { return gl_LocalInvocationIndex / 4; }
+uint own_lane() { return gl_LocalInvocationIndex % 4; }
+
+float own_sum(uint i) {
+    return uintBitsToFloat(memory[SCORES + own_row() * SCORE_PITCH + own_lane() * 2 + i / 4][i % 4]);
+}
+
+/// What the four threads of a query have, for all of them.
+vec4 of_query(float own) {
+    barrier();
+    memory[SCORES + own_row() * SCORE_PITCH][own_lane()] = floatBitsToUint(own);
+    barrier();
+    const vec4 all = uintBitsToFloat(memory[SCORES + own_row() * SCORE_PITCH]);
+    barrier();
+    return all;
+}
+
+float greatest(uint count, float most) {
+    [[unroll]] for (uint i = 0; i < 8; ++i)
+        if (own_lane() * 8 + i < count) most = max(most, own_sum(i));
+    return most;
+}
+
+/// Puts this thread's weights into shared memory; their sum.
+float weigh(uint count, float most) {
+    uint pairs[4];
+    float total = 0.0;
+    [[unroll]] for (uint i = 0; i < 8; i += 2) {
+        vec2 weight = vec2(0.0);
+        if (own_lane() * 8 + i < count) weight.x = exponential(own_sum(i) - most);
+        if (own_lane() * 8 + i + 1 < count) weight.y = exponential(own_sum(i + 1) - most);
+        pairs[i / 2] = pack(weight);
+        // As they are multiplied.
+        weight = unpack(pairs[i / 2]);
+        total += weight.x + weight.y;
+    }
+    memory[WEIGHTS + own_row() * WEIGHT_PITCH + own_lane()] = uvec4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    return total;
+}
+
+void main() {
+    const uint first_query = p.first_query + gl_WorkGroupID.x * QUERIES, first_channel = gl_WorkGroupID.z * CHANNELS;
+    const uint64_t frame = p.from[gl_WorkGroupID.y];
+    coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> result[ROWS * COLUMNS];
+    [[unroll]] for (uint i = 0; i < ROWS * COLUMNS; ++i)
+        result[i] = coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>(0.0);
+    const uint column = gl_SubgroupID * COLUMNS * N;
+    float most = uintBitsToFloat(0xff800000u), total = 0.0;
+    [[dont_unroll]] for (uint pass = 0; pass < 2; ++pass) {
+        [[dont_unroll]] for (uint first_key = 0; first_key < p.pixels; first_key += KEYS) {
+            score(frame, first_query, first_key);
+            const uint count = min(KEYS, p.pixels - first_key);
+            if (pass == 0) {
+                most = greatest(count, most);
+                continue;
+            }
+            total += weigh(count, most);
+            [[dont_unroll]] for (uint key = 0; key < KEYS; key += VALUE_KEYS) {
+                uvec4 values[VALUE_LOADS];
+                [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
+                    const uint index = gl_LocalInvocationIndex + i * THREADS, pixel = first_key + key + index / VALUE_UNITS;
+                    values[i] = channels_of(frame, pixel, 2, first_channel + index % VALUE_UNITS * 8);
+                }
+                barrier();
+                [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
+                    const uint index = gl_LocalInvocationIndex + i * THREADS;
+                    memory[index / VALUE_UNITS * VALUE_PITCH + index % VALUE_UNITS] = values[i];
+                }
+                barrier();
+                [[unroll]] for (uint k = 0; k < VALUE_KEYS; k += K) {
+                    coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
+                    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+                        const uint from = WEIGHTS + r * M * WEIGHT_PITCH + (key + k) / 8;
+                        coopMatLoad(a[r], memory, from, WEIGHT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                    }
+                    [[unroll]] for (uint c = 0; c < COLUMNS; ++c) {
+                        coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+                        const uint from = k * VALUE_PITCH + (column + c * N) / 8;
+                        coopMatLoad(b, memory, from, VALUE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                        [[unroll]] for (uint r = 0; r < ROWS; ++r)
+                            result[r * COLUMNS + c] = coopMatMulAdd(a[r], b, result[r * COLUMNS + c]);
+                    }
+                }
+            }
+        }
+        if (pass == 0) {
+            const vec4 all = of_query(most);
+            most = max(max(all.x, all.y), max(all.z, all.w));
+        }
+    }
+    const vec4 totals = of_query(total);
+    precise float sum = totals.x + totals.y + totals.z + totals.w;
+    const uint query = first_query + own_row();
+    // 32 channels at a time.
+    [[dont_unroll]] for (uint part = 0; part < CHANNELS / 32; ++part) {
+        barrier();
+        [[unroll]] for (uint i = 0; i < ROWS * COLUMNS; ++i) {
+            const uint first = column + i % COLUMNS * N;
+            if (first / 32 != part) continue;
+            const uint to = SCORES + i / COLUMNS * M * SCORE_PITCH + first % 32 / 4;
+            coopMatStore(result[i], memory, to, SCORE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        }
+        barrier();
+        const uint channel = first_channel + part * 32 + own_lane() * 8;
+        if (query >= p.pixels || channel >= p.out_channels) continue;
+        uvec4 packed;
+        [[unroll]] for (uint i = 0; i < 8; i += 2) packed[i / 2] = pack(vec2(own_sum(i), own_sum(i + 1)) / sum);
+        Unit(p.to[gl_WorkGroupID.y] + (uint64_t(query) * p.out_channels + channel) * 2).value = packed;
+    }
+}

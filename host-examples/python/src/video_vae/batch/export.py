@@ -1,8 +1,8 @@
 """The export command: shards of latents to the cache files that a trainer reads.
 
-Of musubi-tuner (kohya-ss/musubi-tuner, `dataset/image_video_dataset.py`, format 1.0.1): a file for each item, whose name has
-the item, for video its first frame and length, the size of its frames, and the architecture. A tensor's name has its shape
-and type.
+Of musubi-tuner (kohya-ss/musubi-tuner, `dataset/image_video_dataset.py`, format 1.0.1): a file for each item, whose
+name has the item, for video its first frame and length, the size of its frames, and the architecture. A tensor's name
+has its shape and type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class _Cached:
 
 
 def export(shards: Sequence[str], layout: str, out: Path) -> int:
-    """Writes a cache file for each sample, and returns their number. Nothing is left out: what cannot be cached raises."""
+    """Writes a cache file for each sample, and returns their number. Nothing is left out: what cannot be cached
+    raises."""
     own_folder(out)
     written: dict[str, str] = {}
     kinds: dict[bool, str] = {}
@@ -53,7 +54,7 @@ def export(shards: Sequence[str], layout: str, out: Path) -> int:
             written[cached.name] = place
             kinds[cached.is_video] = place
             if len(kinds) > 1:
-                raise BatchError(f"{kinds[True]} is video and {kinds[False]} an image; the trainer wants a folder of each")
+                raise BatchError(f"{kinds[True]} is video, {kinds[False]} an image; the trainer wants a folder of each")
             _write(out / cached.name, cached)
     return len(written)
 

@@ -39,7 +39,7 @@
 // and longer structs.
 #define VVAE_ABI_MAJOR 2
 
-#define VVAE_ABI_MINOR 0
+#define VVAE_ABI_MINOR 1
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -216,16 +216,43 @@ typedef struct {
     void *progress_user;
 } vvae_create_info;
 
-// The sizes of a model. They give the shapes of its tensors.
+// The sizes of a model, and the latents of the diffusion model that it belongs to. Sizes give the shapes of tensors.
 //
 // A video [B, pixel_channels, T, H, W] has the latent
 // [B, latent_channels, 1 + ceil((T - 1) / time_scale), ceil(H / spatial_scale), ceil(W / spatial_scale)].
+// With latents=model it has packed_channels, and spatial_scale * packing in place of spatial_scale.
 typedef struct {
     uint32_t struct_size;
+    // Of video that is encoded.
     uint32_t pixel_channels;
     uint32_t latent_channels;
     uint32_t spatial_scale;
     uint32_t time_scale;
+    // Of video that is decoded. Since ABI 2.1, as is all that follows.
+    uint32_t decoded_channels;
+    // Rows, and columns, of a latent that are one with latents=model; their pixels are channels there. 1: none are.
+    uint32_t packing;
+    // Channels of a latent with latents=model.
+    uint32_t packed_channels;
+    // 1: the library knows how the diffusion model scales latents, so latents=model can be set. What follows says it.
+    // 0: no published model has such latents, or several have, and latent_format says which one.
+    uint32_t latents_known;
+    // Means, and deviations: one for each of packed_channels, or 0.
+    uint32_t statistics_count;
+    // The name of its family of models.
+    char family[20];
+    // The published model whose latents these are, as in the key latent_format. Empty if they are not known, or if a
+    // config.json beside the checkpoint has numbers of no published model.
+    char latent_format[20];
+    // The published models whose latents these may be: names with commas between them.
+    char latent_formats[64];
+    // statistics_count is 0: the diffusion model reads (z - latent_shift) * latent_scale of a raw latent z.
+    double latent_scale;
+    double latent_shift;
+    // statistics_count is not 0: it reads (z - latent_means[c]) / latent_deviations[c], after packing. latent_scale is
+    // then 1 and latent_shift 0. Valid until the handle is freed.
+    const double *latent_means;
+    const double *latent_deviations;
 } vvae_model_desc;
 
 // Bytes of memory that a handle and its streams hold.
@@ -466,7 +493,8 @@ int32_t vvae_configure(vvae *v, const char *key, const char *value);
 // running: cancel it first. NULL does nothing. [handle]
 int32_t vvae_free(vvae *v);
 
-// The sizes of the model. [any-thread]
+// The sizes of the model, and what is known of its latents. latent_format decides the latter, if several models may
+// be meant; no other setting changes anything here. [any-thread]
 int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 
 // Stops the encode, decode or pull, or the opening of a stream, that is running on the handle, within one chunk of

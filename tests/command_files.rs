@@ -42,6 +42,15 @@ fn quiet_says_nothing() {
     let output = vvae(&["roundtrip", text(&clip), text(&target), "--quiet"]).output().unwrap();
     assert!(output.status.success() && target.exists());
     assert_eq!((output.stdout.len(), output.stderr.len()), (0, 0));
+    // Whether a job fits is told by the exit status.
+    for (limit, fits) in [("8GiB", true), ("1KiB", false)] {
+        let output = vvae(&["plan", "--decode", "9x64x64", "--limit", limit, "-q"]).output().unwrap();
+        assert_eq!(
+            (output.status.success(), output.stdout.len(), output.stderr.is_empty()),
+            (fits, 0, fits),
+            "{limit}"
+        );
+    }
     assert!(succeeds(&["roundtrip", text(&clip), text(&target), "-y"]).contains("30 frames of 16x16"));
 }
 

@@ -9,7 +9,9 @@ use std::process::Command;
 
 use common::command::{fails, names, succeeds, text, tool, vvae, y4m};
 use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
+use common::{Buffer, Vae, golden};
 use serde_json::Value;
+use video_vae::capi::VVAE_DTYPE_U8;
 
 /// The first video stream of a file, its frames counted, and the codec of its sound.
 fn probed(path: &Path) -> (Value, u64, Option<String>) {
@@ -25,6 +27,14 @@ fn probed(path: &Path) -> (Value, u64, Option<String>) {
 fn ffmpeg(words: &[&str]) {
     let output = Command::new("ffmpeg").args(["-nostdin", "-v", "error", "-y"]).args(words).output().unwrap();
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What a command that succeeds says on standard error.
+fn warnings(words: &[&str]) -> String {
+    let output = vvae(words).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{words:?}: {told}");
+    told
 }
 
 #[test]
@@ -51,6 +61,86 @@ fn patterns_name_pictures_in_and_out() {
         ffmpeg(&["-i", text(&clip), text(&jpegs)]);
         succeeds(&["roundtrip", text(&jpegs), text(&raw), "-y"]);
         assert_eq!(std::fs::metadata(&raw).unwrap().len(), 4 * 16 * 16 * 3);
+    }
+}
+
+/// A model with an alpha channel: pictures bring theirs and get it back. Other models, and other outputs, say that they
+/// leave it out.
+#[test]
+fn alpha_of_pictures_goes_through_models_that_have_it() {
+    if !tool("ffmpeg") {
+        return;
+    }
+    let folder = Folder::new("formats-alpha");
+    let weights = golden("families/qwen21.safetensors");
+    let rgba: Vec<u8> = (0..32 * 48 * 4u32).map(|i| (i * 37 % 251) as u8).collect();
+    let opaque: Vec<u8> = rgba.chunks(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2], 255]).collect();
+    let raw = |name: &str, pixels: &[u8], format: &str| {
+        let (from, to) = (folder.file(&format!("{name}.raw"), pixels), folder.0.join(format!("{name}.png")));
+        ffmpeg(&["-f", "rawvideo", "-pix_fmt", format, "-s", "48x32", "-i", text(&from), text(&to)]);
+        to
+    };
+    let rgb: Vec<u8> = rgba.chunks(4).flat_map(|pixel| pixel[..3].to_vec()).collect();
+    let pictures = [raw("clear", &rgba, "rgba"), raw("opaque", &opaque, "rgba"), raw("plain", &rgb, "rgb24")];
+    // By the library alone.
+    let vae = Vae::open(&weights).unwrap();
+    let through = |pixels: &[u8]| {
+        let mut picture = Buffer::interleaved(VVAE_DTYPE_U8, [1, 4, 1, 32, 48]);
+        picture.bytes_mut().copy_from_slice(pixels);
+        let mut latent = Buffer::poisoned([1, 64, 1, 2, 3]);
+        vae.encode(&picture, &mut latent).unwrap();
+        vae.decode(&latent, &mut picture).unwrap();
+        picture.bytes().to_vec()
+    };
+    let model = ["--weights", text(&weights), "--device", "cpu", "-y"];
+    let (back, latent) = (folder.0.join("back.png"), folder.0.join("latent.safetensors"));
+    for (picture, pixels) in pictures.iter().zip([&rgba, &opaque, &opaque]) {
+        let expected = through(pixels);
+        let told = warnings(&[&["roundtrip", text(picture), text(&back)], &model[..]].concat());
+        assert!(!told.contains("alpha"), "{told}");
+        let decoded = folder.0.join("decoded.raw");
+        let pixels_of = |png: &Path| {
+            ffmpeg(&["-i", text(png), "-f", "rawvideo", "-pix_fmt", "rgba", text(&decoded)]);
+            std::fs::read(&decoded).unwrap()
+        };
+        assert!(pixels_of(&back) == expected, "{}", picture.display());
+        succeeds(&[&["encode", text(picture), text(&latent)], &model[..]].concat());
+        succeeds(&[&["decode", text(&latent), text(&back)], &model[..]].concat());
+        assert!(pixels_of(&back) == expected, "{}", picture.display());
+    }
+    let told = warnings(&[&["decode", text(&latent), text(&folder.0.join("back.y4m"))], &model[..]].concat());
+    assert!(told.contains("back.y4m does not hold alpha"), "{told}");
+    let told = warnings(&["encode", text(&pictures[0]), text(&latent), "-y"]);
+    assert!(told.contains("latent.safetensors does not hold alpha"), "{told}");
+}
+
+/// Latents of the diffusion model, with channels and sizes of their own: the file says what they are.
+#[test]
+fn latents_of_the_diffusion_model_are_written_and_read() {
+    let folder = Folder::new("formats-latents");
+    let clip = folder.file("clip.raw", &(0..32 * 64 * 3u32).map(|i| (i * 31 % 251) as u8).collect::<Vec<u8>>());
+    let [latent, raw, model] = ["latent.safetensors", "raw.raw", "model.raw"].map(|name| folder.0.join(name));
+    for (family, format, shape) in [
+        ("flux2", None, vec![1, 128, 2, 4]),
+        ("flux", Some("latent_format=flux"), vec![1, 16, 4, 8]),
+        ("wan21", None, vec![1, 16, 4, 8]),
+        ("qwen21", None, vec![1, 64, 2, 4]),
+    ] {
+        let weights = golden(&format!("families/{family}.safetensors"));
+        let common = ["--weights", text(&weights), "--device", "cpu", "-y"];
+        let encode = ["encode", text(&clip), text(&latent), "--size", "64x32"];
+        succeeds(&[&encode, &common[..]].concat());
+        succeeds(&[&["decode", text(&latent), text(&raw)], &common[..]].concat());
+        let set: Vec<&str> =
+            format.iter().flat_map(|format| ["--set", format]).chain(["--set", "latents=model"]).collect();
+        succeeds(&[&encode, &common[..], &set].concat());
+        assert_eq!(read(&latent)["latent"].shape, shape, "{family}");
+        // The file knows which latents it has.
+        succeeds(&[&["decode", text(&latent), text(&model)], &common[..]].concat());
+        let [raw, model] = [&raw, &model].map(|path| std::fs::read(path).unwrap());
+        assert_eq!(raw.len(), 32 * 64 * 3);
+        let far = raw.iter().zip(&model).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(far <= Some(1), "{family}: {far:?}");
     }
 }
 

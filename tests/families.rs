@@ -3,13 +3,14 @@
 
 mod common;
 
+use std::ffi::c_char;
 use std::path::{Path, PathBuf};
 
 use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
 use common::weights::random_weights;
 use common::{Buffer, Random, Vae, golden, on_every_device, root};
 use std::collections::BTreeMap;
-use video_vae::capi::VVAE_ERROR_ARGUMENT;
+use video_vae::capi::{VVAE_ERROR_ARGUMENT, vvae_model_desc};
 use video_vae::internals::model::families::{FAMILIES, wan, wan21};
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -241,7 +242,10 @@ fn a_model_with_an_alpha_channel_takes_and_gives_video_without_one() {
         }
         let refused =
             vae.encode(&Buffer::poisoned([1, 2, 1, 32, 48]), &mut Buffer::poisoned([1, 64, 1, 2, 3])).unwrap_err();
-        assert!(refused.text.contains("C is 2"), "{refused:?}");
+        assert!(
+            refused.text.contains("C is 2") && refused.text.contains("4 channels, or 3 without alpha"),
+            "{refused:?}"
+        );
     });
 }
 
@@ -252,9 +256,15 @@ fn latents_of_the_model_need_to_know_which_it_is() {
     let tensors = read(&golden("families/sdxl.safetensors"));
     let path = folder.file("alone.safetensors", &to_bytes(&tensors, 32));
     let vae = Vae::open(&path).unwrap();
+    let known = |vae: &Vae| {
+        let desc = vae.model();
+        (desc.latents_known, array(&desc.latent_format), desc.latent_scale)
+    };
+    assert_eq!(known(&vae), (0, String::new(), 1.0));
     let refused = vae.configure("latents", "model").unwrap_err();
     refused.says(VVAE_ERROR_ARGUMENT, &["latents", "latent_format", "sd, sdxl", "config.json"]);
     vae.configure("latent_format", "flux").unwrap();
+    assert_eq!(known(&vae), (0, String::new(), 1.0));
     vae.configure("latents", "model").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["latent_format: flux", "sd, sdxl"]);
     let encoded = |vae: &Vae| {
         let mut latent = Buffer::poisoned([1, 4, 1, 4, 3]);
@@ -266,6 +276,7 @@ fn latents_of_the_model_need_to_know_which_it_is() {
     vae.configure("latent_format", "sdxl").unwrap();
     vae.configure("latents", "model").unwrap();
     assert_eq!(encoded(&vae), scaled(0.13025));
+    assert_eq!(known(&vae), (1, "sdxl".into(), 0.13025));
     vae.configure("scaling_factor", "2").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["scaling_factor", "latents"]);
     vae.configure("latent_format", "auto").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["sd, sdxl"]);
 
@@ -281,13 +292,90 @@ fn latents_of_the_model_need_to_know_which_it_is() {
     let vae = Vae::open(&path).unwrap();
     vae.configure("latents", "model").unwrap();
     assert_eq!(encoded(&vae), scaled(0.5));
+    assert_eq!(known(&vae), (1, String::new(), 0.5));
+}
+
+/// A text in an array of a struct.
+fn array(text: &[c_char]) -> String {
+    text.iter().take_while(|c| **c != 0).map(|c| *c as u8 as char).collect()
+}
+
+/// The latents of a diffusion model, computed from raw ones by the numbers that the library gives.
+fn by_numbers(desc: &vvae_model_desc, raw: &Buffer) -> Vec<f64> {
+    let statistics = |values: *const f64| {
+        if values.is_null() {
+            return &[][..];
+        }
+        // SAFETY: so many numbers, valid while the handle is open.
+        unsafe { std::slice::from_raw_parts(values, desc.statistics_count as usize) }
+    };
+    let (means, deviations) = (statistics(desc.latent_means), statistics(desc.latent_deviations));
+    let [_, channels, frames, rows, columns] = raw.shape.map(|length| length as usize);
+    let side = desc.packing as usize;
+    let mut packed = Vec::new();
+    for channel in 0..channels * side * side {
+        let (from, row, column) = (channel / (side * side), channel / side % side, channel % side);
+        for pixel in 0..frames * (rows / side) * (columns / side) {
+            let (line, x) = (pixel / (columns / side), pixel % (columns / side));
+            let at = (from * frames * rows + line * side + row) * columns + x * side + column;
+            let z = f64::from(raw.f32()[at]);
+            packed.push(match means.get(channel) {
+                Some(mean) => (z - mean) / deviations[channel],
+                None => (z - desc.latent_shift) * desc.latent_scale,
+            });
+        }
+    }
+    packed
+}
+
+#[test]
+fn what_the_library_says_of_latents_is_what_it_does_with_them() {
+    for (model, format, family, known, formats, packed) in [
+        ("small", "auto", "seedvr2", "seedvr2", "seedvr2", 16),
+        ("families/sdxl", "sd", "kl2d", "sd", "sd,sdxl", 4),
+        ("families/sdxl", "sdxl", "kl2d", "sdxl", "sd,sdxl", 4),
+        ("families/flux", "flux", "kl2d", "flux", "sd3,flux", 16),
+        ("families/flux2", "auto", "kl2d", "flux2", "flux2", 128),
+        ("families/wan21", "auto", "wan21", "wan21", "wan21", 16),
+        ("families/wan22", "auto", "wan22", "wan22", "wan22", 48),
+        ("families/qwen21", "auto", "qwen21", "qwen21", "qwen21", 64),
+    ] {
+        let vae = Vae::open(&golden(&format!("{model}.safetensors"))).unwrap();
+        vae.configure("latent_format", format).unwrap();
+        let desc = vae.model();
+        let told = (array(&desc.family), array(&desc.latent_format), array(&desc.latent_formats));
+        assert_eq!(told, (family.into(), known.into(), formats.into()), "{model}");
+        assert_eq!((desc.latents_known, desc.packed_channels), (1, packed), "{model}");
+        assert_eq!(desc.packed_channels, desc.latent_channels * desc.packing * desc.packing, "{model}");
+        assert!([0, packed].contains(&desc.statistics_count) && desc.decoded_channels == desc.pixel_channels);
+        let frames = 1 + i64::from(desc.time_scale);
+        let clip = [1, i64::from(desc.pixel_channels), if desc.time_scale > 1 { frames } else { 1 }, 32, 64];
+        let video = Buffer::random(&mut Random(3), clip);
+        let encoded = |latents: &str| {
+            vae.configure("latents", latents).unwrap();
+            let mut latent = Buffer::poisoned(vae.plan("encode", clip).unwrap().0.output_shape);
+            vae.encode(&video, &mut latent).unwrap();
+            latent
+        };
+        let (raw, scaled) = (encoded("raw"), encoded("model"));
+        let expected = by_numbers(&desc, &raw);
+        assert_eq!(scaled.f32().len(), expected.len(), "{model}");
+        for (found, expected) in scaled.f32().iter().zip(expected) {
+            assert!(
+                (f64::from(*found) - expected).abs() <= 1e-5 * expected.abs().max(1.0),
+                "{model}: {found}, {expected}"
+            );
+        }
+        // The same numbers whatever latents is set to, at the same place.
+        assert_eq!(vae.model().latent_means, desc.latent_means, "{model}");
+    }
 }
 
 /// A pipe beside the weights is no configuration. Opening one would wait for its other end.
 #[cfg(unix)]
 #[test]
 fn a_pipe_in_place_of_a_configuration_is_not_waited_for() {
-    use std::ffi::{CString, c_char, c_int};
+    use std::ffi::{CString, c_int};
     unsafe extern "C" {
         fn mkfifo(path: *const c_char, mode: u32) -> c_int;
     }

@@ -132,6 +132,42 @@ fn graph_matches_the_c_abi() {
     assert!(scaled != right && fs::read(folder.join("out.rgb")).unwrap() == scaled);
 }
 
+/// Pictures with alpha, as PAM files and as raw bytes, through a model that has four channels of pixels.
+#[test]
+fn graph_host_takes_the_channels_of_the_model() {
+    let _alone = alone();
+    let Some(build) = built() else { return };
+    let folder = scratch("alpha");
+    let weights = golden("families/qwen21.safetensors");
+    let mut picture = Buffer::interleaved(VVAE_DTYPE_U8, [1, 4, 1, 32, 48]);
+    let mut random = Random(6);
+    picture.bytes_mut().iter_mut().for_each(|byte| *byte = random.below(256) as u8);
+    let header = "P7\nWIDTH 48\nHEIGHT 32\nDEPTH 4\nMAXVAL 255\nTUPLTYPE RGB_ALPHA\nENDHDR\n";
+    fs::write(folder.join("in.pam"), [header.as_bytes(), picture.bytes()].concat()).unwrap();
+    fs::write(folder.join("in.rgb"), picture.bytes()).unwrap();
+    let vae = Vae::open(&weights).unwrap();
+    let (mut latent, mut back) =
+        (Buffer::poisoned([1, 64, 1, 2, 3]), Buffer::interleaved(VVAE_DTYPE_U8, picture.shape));
+    vae.encode(&picture, &mut latent).unwrap();
+    vae.decode(&latent, &mut back).unwrap();
+    let run = |input: &str, output: &str| {
+        let text = graph(input, "", Path::new(output));
+        let text = text.replace(small().to_str().unwrap(), weights.to_str().unwrap());
+        fs::write(folder.join("graph.json"), text).unwrap();
+        graph_host(build).arg(folder.join("graph.json")).output().unwrap()
+    };
+    let told = said(&run(r#""path": "in.pam""#, "out"));
+    assert!(told.contains("qwen21, 4 channels of pixels"), "{told}");
+    assert!(
+        fs::read(folder.join("out/frame_000000.pam")).unwrap() == [header.as_bytes(), back.bytes()].concat(),
+        "{told}"
+    );
+    run(r#""path": "in.rgb", "width": 48, "height": 32"#, "out.rgb");
+    assert!(fs::read(folder.join("out.rgb")).unwrap() == back.bytes());
+    let refused = said(&run(r#""path": "in.pam""#, "out.ppm"));
+    assert!(refused.contains("out.ppm") && refused.contains("name it .pam"), "{refused}");
+}
+
 #[test]
 fn graph_host_lists_nodes_and_devices() {
     let _alone = alone();
@@ -281,6 +317,10 @@ fn wrapper_matches_the_golden_clip() {
 
     let text = succeeds(Command::new(build.join("roundtrip")).arg(small()));
     assert!(text.contains("untiled: exact") && text.contains("dB between"), "{text}");
+    assert!(text.contains("seedvr2: 3 pixel channels") && text.contains("(z - 0) * 0.9152"), "{text}");
+    let wan = Command::new(build.join("roundtrip")).arg(golden("families/wan21.safetensors")).output().unwrap();
+    assert!(said(&wan).contains("wan21: 3 pixel channels"), "{}", said(&wan));
+    assert!(said(&wan).contains("first -0.7571 and 2.8184"), "{}", said(&wan));
     let output = Command::new(build.join("roundtrip")).arg("/no/such/file").output().unwrap();
     assert!(output.status.code() == Some(1) && said(&output).contains("status -3"), "{}", said(&output));
 }

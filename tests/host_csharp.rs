@@ -79,6 +79,7 @@ fn run(program: impl Fn(&str) -> Command) {
     assert!(text.contains("device cpu:") && text.contains("memory_limit = auto (Bytes)"), "{text}");
     let text = succeeds(started("sample").arg("roundtrip").arg(demo()));
     assert!(text.contains("untiled: exact") && text.contains("dB between"), "{text}");
+    assert!(text.contains("seedvr2: 3 pixel channels") && text.contains("(z - 0) * 0.9152 (seedvr2)"), "{text}");
     let quality = text.split(" dB between").next().unwrap().rsplit('\n').next().unwrap().parse::<f64>().unwrap();
     assert!(quality > 25.0, "{text}");
     let output = started("sample").args(["roundtrip", "/no/such/file"]).output().unwrap();

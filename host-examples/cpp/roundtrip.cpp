@@ -29,12 +29,34 @@ static double psnr(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b)
     return 10 * std::log10(255.0 * 255.0 * double(a.size()) / squares);
 }
 
+// What a host needs to know of a model whose family it does not.
+static void describe(const vvae_model_desc &model) {
+    std::printf("%s: %u pixel channels, %u latent channels, 1 latent pixel for %u x %u, 1 latent frame for %u\n",
+                model.family, model.pixel_channels, model.latent_channels, model.spatial_scale, model.spatial_scale,
+                model.time_scale);
+    if (!model.latents_known) {
+        std::printf("its diffusion model is not known; it may be one of: %s\n", model.latent_formats);
+        return;
+    }
+    const char *reader = *model.latent_format ? model.latent_format : "its diffusion model";
+    std::printf("%s reads %u channels, %u x %u pixels packed into one: ", reader, model.packed_channels, model.packing,
+                model.packing);
+    if (model.statistics_count == 0) {
+        std::printf("(z - %g) * %g\n", model.latent_shift, model.latent_scale);
+    } else {
+        std::printf("(z - mean) / deviation of each, first %g and %g\n", model.latent_means[0],
+                    model.latent_deviations[0]);
+    }
+}
+
 static void roundtrip(const char *weights, int64_t frames, int64_t height, int64_t width) {
     video_vae::Vae vae(weights);
     vae.configure("memory_limit", "8GiB");
 
     // Bytes as they come from a decoder or a file; the wrapper describes them, nothing is copied.
-    int64_t channels = vae.model().pixel_channels;
+    vvae_model_desc model = vae.model();
+    describe(model);
+    int64_t channels = model.pixel_channels;
     auto clip = make_clip(frames, height, width, channels);
     auto back = std::vector<uint8_t>(clip.size());
     auto video = Tensor::interleaved(clip.data(), frames, height, width, channels);

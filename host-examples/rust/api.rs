@@ -149,3 +149,9 @@ pub fn versions() -> Result<String> {
     let (version, abi) = version()?;
     Ok(format!("video-vae {version}, ABI {abi}, {}", api()?.path.display()))
 }
+
+/// A text in an array of a struct.
+pub fn fixed_text(bytes: &[c_char]) -> String {
+    let bytes: Vec<u8> = bytes.iter().take_while(|b| **b != 0).map(|b| *b as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -33,14 +33,14 @@ macro_rules! say {
 pub(crate) use say;
 
 pub fn line(words: Arguments) -> Result<()> {
-    match (TEXT_IS_ASIDE.load(Ordering::Relaxed), QUIET.load(Ordering::Relaxed)) {
-        (false, _) => write(format_args!("{words}\n")),
-        (true, false) => {
-            words.to_string().lines().for_each(|line| note(format_args!("{line}")));
-            Ok(())
-        }
-        (true, true) => Ok(()),
+    if QUIET.load(Ordering::Relaxed) {
+        return Ok(());
     }
+    if !TEXT_IS_ASIDE.load(Ordering::Relaxed) {
+        return write(format_args!("{words}\n"));
+    }
+    words.to_string().lines().for_each(|line| note(format_args!("{line}")));
+    Ok(())
 }
 
 /// What standard output is for.

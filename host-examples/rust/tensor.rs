@@ -63,6 +63,10 @@ impl FrameKind {
         FrameKind { dtype, channels: 3, height, width, interleaved: true }
     }
 
+    pub fn with_channels(self, channels: usize) -> FrameKind {
+        FrameKind { channels, ..self }
+    }
+
     pub fn latent(dtype: Dtype, [channels, height, width]: [usize; 3]) -> FrameKind {
         FrameKind { dtype, channels, height, width, interleaved: false }
     }
@@ -94,7 +98,7 @@ impl FrameKind {
         [1, self.channels as i64, frames as i64, self.height as i64, self.width as i64]
     }
 
-    /// Pixels of a frame as interleaved RGB from 0 to 255.
+    /// Pixels of a frame as interleaved RGB from 0 to 255, without alpha.
     pub fn rgb(&self, frame: &[u8]) -> Result<Vec<f32>> {
         let value = |bytes: &[u8]| match *bytes {
             [value] => f32::from(value),
@@ -107,7 +111,7 @@ impl FrameKind {
             return Err(format!("video in {} cannot be compared; store it as F32", self.dtype.name()));
         }
         let (plane, bytes) = (self.width * self.height, self.dtype.bytes());
-        let at = |i: usize| if self.interleaved { i } else { i % 3 * plane + i / 3 };
+        let at = |i: usize| if self.interleaved { i / 3 * self.channels + i % 3 } else { i % 3 * plane + i / 3 };
         let values = (0..3 * plane).map(|i| value(&frame[at(i) * bytes..][..bytes]));
         memory::collected(3 * plane, values, format_args!("a frame of {}x{}", self.width, self.height))
     }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
+use std::fmt;
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
@@ -19,10 +20,50 @@ unsafe extern "C" fn stop_if_interrupted(_: *mut c_void, _: u64, _: u64, _: *con
     i32::from(interrupt::requested())
 }
 
+/// The latents that `latents=model` gives: `(z - shift) * scale`, or `(z - mean) / deviation` of each channel.
+#[derive(Debug, Clone)]
+pub struct LatentFacts {
+    pub known: bool,
+    pub format: String,
+    /// Published models that it may be.
+    pub formats: Vec<String>,
+    pub packing: u32,
+    pub channels: u32,
+    pub scale: f64,
+    pub shift: f64,
+    pub means: Vec<f64>,
+    pub deviations: Vec<f64>,
+}
+
+impl fmt::Display for LatentFacts {
+    fn fmt(&self, to: &mut fmt::Formatter) -> fmt::Result {
+        if !self.known {
+            return match &self.formats[..] {
+                [] => write!(to, "not known: no published model has such latents"),
+                formats => write!(to, "those of {}: latent_format says which", formats.join(" or ")),
+            };
+        }
+        let format = if self.format.is_empty() { "config.json" } else { &self.format };
+        write!(to, "{format}: {} channels", self.channels)?;
+        if self.packing > 1 {
+            write!(to, ", {0} x {0} latent pixels packed into one", self.packing)?;
+        }
+        if self.means.is_empty() {
+            return write!(to, ", (z - {}) * {}", self.shift, self.scale);
+        }
+        let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = |values: &[f64]| values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let [means, deviations] = [&self.means, &self.deviations].map(|v| format!("{:.3} to {:.3}", least(v), most(v)));
+        write!(to, ", (z - mean) / deviation; means {means}, deviations {deviations}")
+    }
+}
+
 pub struct Vae {
     api: &'static Api,
     raw: *mut vvae,
-    pub model: vvae_model_desc,
+    model: Cell<vvae_model_desc>,
+    /// Whether latents are those of the diffusion model.
+    packed: Cell<bool>,
     /// Whether a trace was asked for.
     traced: Cell<bool>,
 }
@@ -52,19 +93,66 @@ impl Vae {
         // SAFETY: the struct and its texts outlive the call.
         let status = unsafe { (api.vvae_create)(&info, &mut raw) };
         check(api, null_mut(), status)?;
-        let mut vae = Vae { api, raw, model: sized(), traced: Cell::new(false) };
+        let vae = Vae { api, raw, model: Cell::new(sized()), packed: Cell::new(false), traced: Cell::new(false) };
         interrupt::watch(raw);
-        // SAFETY: the struct is as long as it says.
-        let status = unsafe { (api.vvae_model_info)(raw, &mut vae.model) };
-        vae.check(status)?;
+        vae.read_model()?;
         Ok(vae)
+    }
+
+    /// What the library knows of the latents of the diffusion model, with the present settings.
+    pub fn latents(&self) -> LatentFacts {
+        let desc = self.model.get();
+        let statistics = |values: *const f64| match desc.statistics_count {
+            0 => Vec::new(),
+            // SAFETY: the library gives this many, valid while the handle is open.
+            count => unsafe { std::slice::from_raw_parts(values, count as usize) }.to_vec(),
+        };
+        LatentFacts {
+            known: desc.latents_known == 1,
+            format: fixed_text(&desc.latent_format),
+            formats: fixed_text(&desc.latent_formats).split(',').map(str::to_owned).filter(|f| !f.is_empty()).collect(),
+            packing: desc.packing,
+            channels: desc.packed_channels,
+            scale: desc.latent_scale,
+            shift: desc.latent_shift,
+            means: statistics(desc.latent_means),
+            deviations: statistics(desc.latent_deviations),
+        }
+    }
+
+    fn read_model(&self) -> Result<()> {
+        let mut desc: vvae_model_desc = sized();
+        // SAFETY: the struct is as long as it says.
+        self.check(unsafe { (self.api.vvae_model_info)(self.raw, &mut desc) })?;
+        self.model.set(desc);
+        Ok(())
+    }
+
+    /// The sizes of the model, with latents as the setting `latents` has them.
+    pub fn model(&self) -> vvae_model_desc {
+        let raw = self.model.get();
+        if !self.packed.get() {
+            return raw;
+        }
+        vvae_model_desc { latent_channels: raw.packed_channels, spatial_scale: raw.spatial_scale * raw.packing, ..raw }
+    }
+
+    /// The family of models that the checkpoint is of.
+    pub fn family(&self) -> String {
+        fixed_text(&self.model.get().family)
     }
 
     pub fn configure(&self, key: &str, value: &str) -> Result<()> {
         self.traced.set(self.traced.get() || key == "trace");
-        let (key, value) = (c_text(key)?, c_text(value)?);
+        let (key_text, value_text) = (c_text(key)?, c_text(value)?);
         // SAFETY: two texts that outlive the call.
-        self.check(unsafe { (self.api.vvae_configure)(self.raw, key.as_ptr(), value.as_ptr()) }).map(|_| ())
+        self.check(unsafe { (self.api.vvae_configure)(self.raw, key_text.as_ptr(), value_text.as_ptr()) })?;
+        match key {
+            "latents" => self.packed.set(value == "model"),
+            "latent_format" => self.read_model()?,
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The plan in numbers and in words.
@@ -185,18 +273,18 @@ impl Vae {
 
     /// Frames of latent for this many frames of video.
     pub fn latent_frames(&self, frames: u64) -> u64 {
-        (frames - 1).div_ceil(u64::from(self.model.time_scale)) + 1
+        (frames - 1).div_ceil(u64::from(self.model().time_scale)) + 1
     }
 
     /// Frames of video that this many frames of latent stand for.
     pub fn video_frames(&self, latents: u64) -> u64 {
-        (latents - 1) * u64::from(self.model.time_scale) + 1
+        (latents - 1) * u64::from(self.model().time_scale) + 1
     }
 
     /// Channels, height and width of the latent of a picture.
     pub fn latent_size(&self, width: usize, height: usize) -> [usize; 3] {
-        let scale = self.model.spatial_scale as usize;
-        [self.model.latent_channels as usize, height.div_ceil(scale), width.div_ceil(scale)]
+        let (model, scale) = (self.model(), self.model().spatial_scale as usize);
+        [model.latent_channels as usize, height.div_ceil(scale), width.div_ceil(scale)]
     }
 
     fn check(&self, status: i32) -> Result<i32> {

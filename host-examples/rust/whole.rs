@@ -54,9 +54,10 @@ pub fn timelines(vae: &Vae, node: &str, input: FrameKind, is_whole: bool, video:
 
 /// Bytes of the video frames of a clip, at the most that a pixel takes.
 fn pixel_bytes(vae: &Vae, node: &str, input: FrameKind, frames: u64) -> u64 {
-    let scale = if node == "encode" { 1 } else { u64::from(vae.model.spatial_scale) };
+    let scale = if node == "encode" { 1 } else { u64::from(vae.model().spatial_scale) };
     let pixels = (input.height as u64 * scale).saturating_mul(input.width as u64 * scale);
-    pixels.saturating_mul(3 * 4).saturating_mul(video_frames(vae, node, frames))
+    let channels = u64::from(vae.model().pixel_channels.max(vae.model().decoded_channels));
+    pixels.saturating_mul(channels * 4).saturating_mul(video_frames(vae, node, frames))
 }
 
 fn video_frames(vae: &Vae, node: &str, frames: u64) -> u64 {
@@ -86,7 +87,7 @@ pub fn run(
         } else {
             let all = vae.video_frames(count);
             // The last latent stands for up to so many frames, of which fewer may be wanted.
-            let least = (all + 1).saturating_sub(u64::from(vae.model.time_scale)).max(1);
+            let least = (all + 1).saturating_sub(u64::from(vae.model().time_scale)).max(1);
             let mut video = Frames::new(*kind, most.clamp(least, all))?;
             vae.decode(&frames, &mut video)?;
             video

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use super::facts::ModelFacts;
 use super::log::Log;
 use super::number::{check_place, signed};
 use super::table::{self, FinishedRun, Handle};
@@ -37,19 +38,20 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         // SAFETY: as above.
         let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
         let log = Log { callback: info.log, user: info.log_user };
-        let session = parse_devices(device)
+        let (session, facts) = parse_devices(device)
             .and_then(|devices| {
                 let checkpoint = Checkpoint::open_watched(Path::new(weights), &mut |done, total| {
                     // SAFETY: the host vouches for its callback and user pointer.
                     info.progress
                         .is_some_and(|tell| unsafe { tell(info.progress_user, done, total, c"check".as_ptr()) } != 0)
                 })?;
-                exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults())
+                let session = exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults())?;
+                Ok((session, ModelFacts::of(&checkpoint)?))
             })
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));
         // SAFETY: as above.
-        unsafe { out.write_unaligned(table::insert(Handle::new(session, log))) };
+        unsafe { out.write_unaligned(table::insert(Handle::new(session, facts, log))) };
         creation.succeed();
         Ok(VVAE_OK)
     })
@@ -59,7 +61,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
 /// once; a failure changes nothing. It applies from the next run on; open streams keep their settings. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value: *const c_char) -> i32 {
-    guard::exclusive(v, |_, open| {
+    guard::exclusive(v, |handle, open| {
         // SAFETY: the host vouches for NUL-terminated texts.
         let (key, value) = unsafe { (text::read("key", key)?, text::read("value", value)?) };
         let mut settings = open.session.settings().clone();
@@ -67,6 +69,7 @@ pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value:
         let (before, trace) = (open.session.settings().trace.clone(), settings.trace.clone());
         trace.as_ref().map_or(Ok(()), Trace::open)?;
         open.session.configure(settings)?;
+        *handle.latent_format.lock() = open.session.settings().latent_format;
         before.filter(|before| trace.as_ref() != Some(before)).map_or(Ok(()), |before| before.finish())?;
         Ok(VVAE_OK)
     })
@@ -89,20 +92,13 @@ pub unsafe extern "C" fn vvae_free(v: *mut vvae) -> i32 {
     })
 }
 
-/// The sizes of the model. [any-thread]
+/// The sizes of the model, and what is known of its latents. latent_format decides the latter, if several models may
+/// be meant; no other setting changes anything here. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc) -> i32 {
     guard::intact(v, |handle| {
-        let geometry = handle.model.geometry;
-        let info = vvae_model_desc {
-            struct_size: 0,
-            pixel_channels: geometry.pixel_channels as u32,
-            latent_channels: geometry.latent_channels as u32,
-            spatial_scale: geometry.space as u32,
-            time_scale: geometry.time as u32,
-        };
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, info) }
+        unsafe { sized::write("out", out, handle.facts.describe(&handle.model, *handle.latent_format.lock())) }
     })
 }
 

@@ -1,11 +1,12 @@
 //! The C ABI: the only `extern "C"` of the crate. `types`, `handle`, `run`, `range`, `stream`, `state` and `discovery`
-//! become `include/video_vae.h`. `guard` wraps every call, `table` and `cancel` own the handles. `sized`, `tensor`,
-//! `text` and `number` check what the host passes. Must not compute.
+//! become `include/video_vae.h`. `guard` wraps every call, `table` and `cancel` own the handles. `facts` keeps what a
+//! checkpoint says. `sized`, `tensor`, `text` and `number` check what the host passes. Must not compute.
 
 #![allow(clippy::missing_safety_doc, reason = "the header's own comments are the contract, for C as for Rust")]
 
 mod cancel;
 mod discovery;
+mod facts;
 mod guard;
 mod handle;
 mod log;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::cancel::CancelSlot;
+use super::facts::ModelFacts;
 use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
@@ -33,6 +34,10 @@ pub(super) struct Handle {
     /// Held while a call clears `cancel` and takes the handle. A thread that finds the handle busy can then cancel it.
     starting: Mutex<()>,
     pub model: Arc<Model>,
+    /// Never changes: the host has pointers into it.
+    pub facts: ModelFacts,
+    /// The setting.
+    pub latent_format: Mutex<Option<&'static str>>,
     pub log: Log,
     /// The text of the last failure.
     pub error: Mutex<String>,
@@ -59,9 +64,11 @@ pub(super) struct Open {
 }
 
 impl Handle {
-    pub fn new(session: Box<dyn Session>, log: Log) -> Handle {
+    pub fn new(session: Box<dyn Session>, facts: ModelFacts, log: Log) -> Handle {
         Handle {
             model: Arc::clone(session.model()),
+            facts,
+            latent_format: Mutex::new(session.settings().latent_format),
             devices: session.devices(),
             ledger: session.ledger(),
             log,

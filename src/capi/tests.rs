@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use serde_json::Value;
 
+use super::facts::ModelFacts;
 use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
@@ -37,7 +38,7 @@ impl Mock {
         alive.fetch_add(1, Ordering::SeqCst);
         let mock =
             Mock { model, settings: node::defaults(), ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
-        table::insert(Handle::new(Box::new(mock), Log { callback: log, user: null_mut() }))
+        table::insert(Handle::new(Box::new(mock), ModelFacts::default(), Log { callback: log, user: null_mut() }))
     }
 }
 

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 /// What vvae_abi_version returns: major << 16 | minor. Another major is incompatible. A newer minor has more functions
 /// and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 2;
-pub const VVAE_ABI_MINOR: u32 = 0;
+pub const VVAE_ABI_MINOR: u32 = 1;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure. vvae_error gives the text of a failure.
@@ -210,18 +210,45 @@ pub struct vvae_run_info {
     pub logvar: *const vvae_tensor,
 }
 
-/// The sizes of a model. They give the shapes of its tensors.
+/// The sizes of a model, and the latents of the diffusion model that it belongs to. Sizes give the shapes of tensors.
 ///
 /// A video [B, pixel_channels, T, H, W] has the latent
 /// [B, latent_channels, 1 + ceil((T - 1) / time_scale), ceil(H / spatial_scale), ceil(W / spatial_scale)].
+/// With latents=model it has packed_channels, and spatial_scale * packing in place of spatial_scale.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_model_desc {
     pub struct_size: u32,
+    /// Of video that is encoded.
     pub pixel_channels: u32,
     pub latent_channels: u32,
     pub spatial_scale: u32,
     pub time_scale: u32,
+    /// Of video that is decoded. Since ABI 2.1, as is all that follows.
+    pub decoded_channels: u32,
+    /// Rows, and columns, of a latent that are one with latents=model; their pixels are channels there. 1: none are.
+    pub packing: u32,
+    /// Channels of a latent with latents=model.
+    pub packed_channels: u32,
+    /// 1: the library knows how the diffusion model scales latents, so latents=model can be set. What follows says it.
+    /// 0: no published model has such latents, or several have, and latent_format says which one.
+    pub latents_known: u32,
+    /// Means, and deviations: one for each of packed_channels, or 0.
+    pub statistics_count: u32,
+    /// The name of its family of models.
+    pub family: [c_char; 20],
+    /// The published model whose latents these are, as in the key latent_format. Empty if they are not known, or if a
+    /// config.json beside the checkpoint has numbers of no published model.
+    pub latent_format: [c_char; 20],
+    /// The published models whose latents these may be: names with commas between them.
+    pub latent_formats: [c_char; 64],
+    /// statistics_count is 0: the diffusion model reads (z - latent_shift) * latent_scale of a raw latent z.
+    pub latent_scale: f64,
+    pub latent_shift: f64,
+    /// statistics_count is not 0: it reads (z - latent_means[c]) / latent_deviations[c], after packing. latent_scale is
+    /// then 1 and latent_shift 0. Valid until the handle is freed.
+    pub latent_means: *const f64,
+    pub latent_deviations: *const f64,
 }
 
 /// The plan of a job.

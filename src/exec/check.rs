@@ -44,7 +44,13 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
         Direction::Decode => shape.channels == channels,
     };
     if !fits {
-        return refuse(format!("{name}: C is {}, but this model's {name} has {channels} channels", shape.channels));
+        let found = shape.channels;
+        let opaque = if network.direction == Direction::Encode && channels == 4 && network.is_video(3) {
+            ", or 3 without alpha"
+        } else {
+            ""
+        };
+        return refuse(format!("{name}: C is {found}, but this model's {name} has {channels} channels{opaque}"));
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
     const MOST: [u64; 5] = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, 1 << 17, 1 << 17];

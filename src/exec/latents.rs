@@ -1,5 +1,6 @@
 //! From the latents of the network to those that the host exchanges with a diffusion model.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
@@ -9,6 +10,55 @@ use crate::file;
 use crate::ir::{Affine, ChannelMaps};
 use crate::model::families::{LatentFormat, LatentScaling};
 use crate::model::{Checkpoint, Direction, Model};
+
+/// The latents of the diffusion model that a checkpoint belongs to, in numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentFacts {
+    /// Of the published model; empty if a configuration beside the checkpoint has numbers of its own.
+    pub name: &'static str,
+    /// Pixels of latent that are one in the host's tensors, in rows and columns alike.
+    pub packing: u64,
+    pub values: LatentValues,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum LatentValues {
+    /// `(z - shift) * scale`.
+    Scaled { scale: f64, shift: f64 },
+    /// `(z - mean) / deviation`, with numbers for each channel of the host's tensors.
+    Standardised { means: Vec<f64>, deviations: Vec<f64> },
+}
+
+impl LatentFacts {
+    /// `read` gives the values of a tensor of the checkpoint.
+    fn new(format: LatentFormat, mut read: impl FnMut(&str) -> Result<Vec<f64>>) -> Result<LatentFacts> {
+        let (packing, values) = match format.scaling {
+            LatentScaling::Scaled { scale, shift } => (1, LatentValues::Scaled { scale, shift }),
+            LatentScaling::Standardised { mean, deviation } => {
+                (1, LatentValues::Standardised { means: mean.into(), deviations: deviation.into() })
+            }
+            LatentScaling::Packed { side, mean, variance, epsilon } => {
+                let deviations = read(variance)?.iter().map(|v| (v + epsilon).sqrt()).collect();
+                (side, LatentValues::Standardised { means: read(mean)?, deviations })
+            }
+        };
+        Ok(LatentFacts { name: format.name, packing, values })
+    }
+
+    /// What each value of `latent_format` stands for; `None`: auto. A value that does not fit is left out.
+    pub fn of_formats(checkpoint: &Checkpoint) -> Result<BTreeMap<Option<&'static str>, LatentFacts>> {
+        let model = checkpoint.model();
+        let asked = model.latents.iter().map(|format| Some(format.name)).chain([None]);
+        let found = asked.filter_map(|asked| Some((asked, format(asked, model, checkpoint.path()).ok()?)));
+        found.map(|(asked, format)| Ok((asked, LatentFacts::new(format, |name| values(checkpoint, name))?))).collect()
+    }
+}
+
+fn values(checkpoint: &Checkpoint, name: &str) -> Result<Vec<f64>> {
+    let tensor = checkpoint.tensor(name)?;
+    let mut values = vec![0.0; tensor.elements()];
+    tensor.read_f64(&mut values).map(|()| values)
+}
 
 /// What happens to latents on the way to the host, and back.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,26 +76,18 @@ impl LatentMaps {
         settings: &Settings,
         model: &Model,
         path: &Path,
-        open: impl FnOnce() -> Result<Checkpoint>,
+        open: impl Fn() -> Result<Checkpoint>,
     ) -> Result<LatentMaps> {
         if settings.latents == Latents::Raw {
             return Ok(LatentMaps::scaled(1, &[f64::from(settings.scaling_factor)], &[0.0]));
         }
-        Ok(match format(settings, model, path)? {
-            LatentScaling::Scaled { scale, shift } => LatentMaps::scaled(1, &[scale], &[shift]),
-            LatentScaling::Standardised { mean, deviation } => {
-                let scales: Vec<f64> = deviation.iter().map(|deviation| deviation.recip()).collect();
-                LatentMaps::scaled(1, &scales, mean)
-            }
-            LatentScaling::Packed { side, mean, variance, epsilon } => {
-                let checkpoint = open()?;
-                let read = |name: &str| -> Result<Vec<f64>> {
-                    let tensor = checkpoint.tensor(name)?;
-                    let mut values = vec![0.0; tensor.elements()];
-                    tensor.read_f64(&mut values).map(|()| values)
-                };
-                let scales: Vec<f64> = read(variance)?.iter().map(|v| (v + epsilon).sqrt().recip()).collect();
-                LatentMaps::scaled(side, &scales, &read(mean)?)
+        let format = format(settings.latent_format, model, path)?;
+        let facts = LatentFacts::new(format, |name| values(&open()?, name))?;
+        Ok(match facts.values {
+            LatentValues::Scaled { scale, shift } => LatentMaps::scaled(facts.packing, &[scale], &[shift]),
+            LatentValues::Standardised { means, deviations } => {
+                let scales: Vec<f64> = deviations.iter().map(|deviation| deviation.recip()).collect();
+                LatentMaps::scaled(facts.packing, &scales, &means)
             }
         })
     }
@@ -75,12 +117,12 @@ impl LatentMaps {
     }
 }
 
-/// The scaling of the diffusion model that the checkpoint belongs to.
-fn format(settings: &Settings, model: &Model, path: &Path) -> Result<LatentScaling> {
+/// The latents of the diffusion model that the checkpoint belongs to. `asked`: the setting `latent_format`.
+fn format(asked: Option<&str>, model: &Model, path: &Path) -> Result<LatentFormat> {
     let names = |formats: &[LatentFormat]| formats.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
-    if let Some(asked) = settings.latent_format {
+    if let Some(asked) = asked {
         let found = model.latents.iter().find(|format| format.name == asked);
-        return found.map(|format| format.scaling).ok_or_else(|| {
+        return found.copied().ok_or_else(|| {
             let fitting = names(&model.latents);
             Error::Argument(format!(
                 "latent_format: {asked} has other tensors than this checkpoint; it may be {fitting}"
@@ -88,8 +130,8 @@ fn format(settings: &Settings, model: &Model, path: &Path) -> Result<LatentScali
         });
     }
     match &model.latents[..] {
-        [format] => Ok(format.scaling),
-        formats => from_config(&path.with_file_name("config.json")).ok_or_else(|| {
+        [format] => Ok(*format),
+        formats => from_config(&path.with_file_name("config.json"), formats).ok_or_else(|| {
             let fitting = names(formats);
             Error::Argument(match formats {
                 [] => {
@@ -108,11 +150,13 @@ fn format(settings: &Settings, model: &Model, path: &Path) -> Result<LatentScali
 const MAX_CONFIG: u64 = 1 << 20;
 
 /// What diffusers writes beside an autoencoder's weights.
-fn from_config(path: &Path) -> Option<LatentScaling> {
+fn from_config(path: &Path, formats: &[LatentFormat]) -> Option<LatentFormat> {
     let mut text = Vec::new();
     file::open_regular(path).ok()?.0?.take(MAX_CONFIG).read_to_end(&mut text).ok()?;
     let config: serde_json::Value = serde_json::from_slice(&text).ok()?;
     let is_autoencoder = config["_class_name"].as_str().is_some_and(|class| class.starts_with("AutoencoderKL"));
     let scale = config["scaling_factor"].as_f64().filter(|_| is_autoencoder)?;
-    Some(LatentScaling::Scaled { scale, shift: config["shift_factor"].as_f64().unwrap_or(0.0) })
+    let scaling = LatentScaling::Scaled { scale, shift: config["shift_factor"].as_f64().unwrap_or(0.0) };
+    let published = formats.iter().find(|format| format.scaling == scaling);
+    Some(LatentFormat { name: published.map_or("", |format| format.name), scaling })
 }

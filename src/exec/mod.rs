@@ -18,6 +18,7 @@ mod trace;
 mod weights;
 mod workspace;
 
+pub use latents::{LatentFacts, LatentValues};
 pub use ledger::Ledger;
 use ledger::Sharing;
 pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};

@@ -292,7 +292,7 @@ pub(super) fn latent_maps<B: DeviceFacts>(
     settings: &Settings,
     model: &Model,
     path: &Path,
-    open: impl FnOnce() -> Result<Checkpoint>,
+    open: impl Fn() -> Result<Checkpoint>,
 ) -> Result<Arc<LatentMaps>> {
     let maps = LatentMaps::new(settings, model, path, open)?;
     match maps.channels(Direction::Encode) {

@@ -10,7 +10,11 @@ macro_rules! with_structs {
                 device_free, device_alloc_user, progress, progress_user,
             }
             vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
-            vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }
+            vvae_model_desc {
+                struct_size, pixel_channels, latent_channels, spatial_scale, time_scale, decoded_channels, packing,
+                packed_channels, latents_known, statistics_count, family, latent_format, latent_formats, latent_scale,
+                latent_shift, latent_means, latent_deviations,
+            }
             vvae_plan_info {
                 struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
                 slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,

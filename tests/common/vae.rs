@@ -41,11 +41,16 @@ impl Vae {
         outcome(self.0, unsafe { (api().vvae_configure)(self.0, key.as_ptr(), value.as_ptr()) })
     }
 
+    pub fn model(&self) -> vvae_model_desc {
+        let mut desc: vvae_model_desc = sized();
+        // SAFETY: a struct as long as it says.
+        outcome(self.0, unsafe { (api().vvae_model_info)(self.0, &mut desc) }).unwrap();
+        desc
+    }
+
     /// The shape of a tensor that has this one with 16 latent channels, 4 frames and 8 x 8 pixels a latent.
     pub fn fitted(&self, [b, c, t, h, w]: [i64; 5]) -> [i64; 5] {
-        let mut info: vvae_model_desc = sized();
-        // SAFETY: a struct as long as it says.
-        outcome(self.0, unsafe { (api().vvae_model_info)(self.0, &mut info) }).unwrap();
+        let info = self.model();
         let pixels = |length: i64| length * i64::from(info.spatial_scale) / 8;
         match c {
             16 => [b, i64::from(info.latent_channels), t, h, w],

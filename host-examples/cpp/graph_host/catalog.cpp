@@ -45,11 +45,11 @@ Param number(const char *key, const char *value, const char *unit, const char *h
 Catalog own_nodes() {
     Port out{"video", "video", "The clip, in bytes.", false, false, {VVAE_DTYPE_U8}};
     Port in{"video", "video", "The clip.", true, false, {VVAE_DTYPE_U8}};
-    Param from{"path", "", "", "A folder of .ppm files, a .ppm file, or a file of raw RGB bytes."};
-    Param to{"path", "", "", "A folder, which gets one .ppm a frame, or a .ppm or .rgb file."};
+    Param from{"path", "", "", "A folder of .ppm or .pam files, such a file, or raw bytes with the model's channels."};
+    Param to{"path", "", "", "A folder, which gets a picture a frame, or a .ppm, .pam or .rgb file."};
     auto width = [](const char *value, const char *help) { return number("width", value, "pixels", help, 131072); };
     auto height = [](const char *value, const char *help) { return number("height", value, "pixels", help, 131072); };
-    const char *raw = "Of raw RGB, which does not say it.";
+    const char *raw = "Of raw bytes, which do not say it.";
     return {
         {"frames_in", "Frames from files", "Reads a clip.", false, {out}, {from, width("0", raw), height("0", raw)}},
         {"test_pattern", "Test pattern", "Makes a clip of a disc that moves over a gradient.", false, {out},

@@ -1,4 +1,4 @@
-// Clips as files: binary PPM (P6), which most tools write, and raw RGB bytes.
+// Clips as files: binary PPM (P6), which most tools write, PAM (P7), which may have alpha, and raw bytes.
 #pragma once
 
 #include <filesystem>
@@ -7,13 +7,14 @@
 
 namespace host {
 
-// A folder of .ppm files in the order of their names, a .ppm file with one or more pictures, or any other file as raw
-// RGB frames of the given size.
-Value read_frames(const std::filesystem::path &path, int64_t width, int64_t height);
+// A folder of .ppm and .pam files in the order of their names, such a file with one or more pictures, or any other
+// file as raw bytes, of which `raw` says channels, height and width.
+Value read_frames(const std::filesystem::path &path, const Shape &raw);
 
-// A .ppm file with all pictures, a .rgb file with raw bytes, or else a folder with a .ppm a frame.
+// A .ppm or .pam file with all pictures, a .rgb file with raw bytes, or else a folder with a picture a frame.
 void write_frames(const std::filesystem::path &path, const Value &clip);
 
-Value test_pattern(int64_t frames, int64_t width, int64_t height);
+// Opaque, if there is alpha.
+Value test_pattern(const Shape &shape);
 
 } // namespace host

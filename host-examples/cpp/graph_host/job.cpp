@@ -74,6 +74,9 @@ private:
         if (library_.vvae_create(&info, &v) != VVAE_OK) fail(library_, "the checkpoint cannot be opened");
         handle_.reset(v);
         interrupts_cancel(v);
+        model_.struct_size = sizeof model_;
+        if (library_.vvae_model_info(v, &model_) != VVAE_OK) fail(library_, "the model is not told");
+        std::printf("%s: %s, %u channels of pixels\n", graph_.checkpoint.c_str(), model_.family, model_.pixel_channels);
     }
 
     // All settings of the node, defaults too: nodes share one handle, and what one has set must not reach the next.
@@ -98,11 +101,11 @@ private:
 
     void read(std::size_t index) {
         const Node &node = graph_.nodes[index];
+        Shape shape{1, model_.pixel_channels, 0, whole_number(node, "height"), whole_number(node, "width")};
+        bool from_files = node.type->id == "frames_in";
+        if (!from_files) shape[2] = whole_number(node, "frames");
         values_[index]["video"] =
-            node.type->id == "frames_in"
-                ? read_frames(std::filesystem::u8path(node.params.at("path")), whole_number(node, "width"),
-                              whole_number(node, "height"))
-                : test_pattern(whole_number(node, "frames"), whole_number(node, "width"), whole_number(node, "height"));
+            from_files ? read_frames(std::filesystem::u8path(node.params.at("path")), shape) : test_pattern(shape);
     }
 
     void plan(std::size_t index) {
@@ -130,7 +133,9 @@ private:
         Value value;
         value.dtype = port.kind == "video" ? VVAE_DTYPE_U8 : VVAE_DTYPE_F32;
         if (!takes(port, value.dtype)) throw std::runtime_error("port \"" + port.name + "\" has no type of this host's");
-        value.shape = port.kind == "video" ? clip : planned;
+        value.shape = planned;
+        // Of the length and size of the clip, and with the channels of the model.
+        if (port.kind == "video") std::copy(clip.begin() + 2, clip.end(), value.shape.begin() + 2);
         value.clip = clip;
         return value;
     }
@@ -141,9 +146,8 @@ private:
         Value &in = input(node);
         for (auto &[name, value] : values_[index]) {
             if (!node.type->port(name)->optional || graph_.is_used(index, name)) {
-                value = value.dtype == VVAE_DTYPE_U8
-                            ? Value::frames(value.shape[2], value.shape[3], value.shape[4])
-                            : Value::floats(value.shape, value.clip);
+                bool pixels = value.dtype == VVAE_DTYPE_U8;
+                value = pixels ? Value::frames(value.shape) : Value::floats(value.shape, value.clip);
             }
         }
         Progress progress(node.id);
@@ -190,6 +194,7 @@ private:
     const Library &library_;
     const Graph &graph_;
     std::unique_ptr<vvae, Free> handle_;
+    vvae_model_desc model_{};
     // By node, then by name of the output.
     std::vector<std::map<std::string, Value>> values_;
 };

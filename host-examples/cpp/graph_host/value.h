@@ -26,14 +26,22 @@ struct Value {
         return {bytes.data(), VVAE_DEVICE_CPU, 0, 5, dtype, shape.data(), strides ? strides->data() : nullptr, 0};
     }
 
-    // Frames of RGB bytes, pixel by pixel, as files have them. Strides tell the library so, and nobody copies.
-    static Value frames(int64_t count, int64_t height, int64_t width) {
+    // Frames of bytes [1, channels, T, H, W], pixel by pixel, as files have them. Strides tell the library so, and
+    // nobody copies.
+    static Value frames(const Shape &shape) {
+        auto [batch, channels, count, height, width] = shape;
         Value value;
-        value.bytes.resize(static_cast<std::size_t>(count * height * width * 3));
+        value.bytes.resize(static_cast<std::size_t>(batch * channels * count * height * width));
         value.dtype = VVAE_DTYPE_U8;
-        value.shape = value.clip = {1, 3, count, height, width};
-        value.strides = Shape{count * height * width * 3, 1, height * width * 3, width * 3, 3};
+        value.shape = value.clip = shape;
+        value.interleave();
         return value;
+    }
+
+    // The strides of pixels one behind the other.
+    void interleave() {
+        int64_t row = shape[4] * shape[1], frame = shape[3] * row;
+        strides = Shape{shape[2] * frame, 1, frame, row, shape[1]};
     }
 
     static Value floats(const Shape &shape, const Shape &clip) {

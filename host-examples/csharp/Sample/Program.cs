@@ -71,7 +71,11 @@ internal static class Program
         using (var vae = new Vae(checkpoint))
         {
             vae.Configure("memory_limit", "8GiB");
-            long channels = vae.Model.PixelChannels;
+            VaeModel model = vae.Model;
+            Console.WriteLine($"{model.Family}: {model.PixelChannels} pixel channels, {model.LatentChannels} latent channels, "
+                              + $"1 latent pixel for {model.SpatialScale} x {model.SpatialScale}, 1 latent frame for {model.TimeScale}");
+            Console.WriteLine($"its diffusion model reads {Scaling(model)}");
+            long channels = model.PixelChannels;
             TensorLayout pixels = TensorLayout.Interleaved(frames, height, width, channels);
             byte[] clip = MakeClip(frames, height, width, channels), back = new byte[clip.Length];
 
@@ -87,6 +91,17 @@ internal static class Program
             Console.WriteLine($"\n{quality:F1} dB between the clip and what came back; at most {vae.Memory.Peak >> 20} MiB were held");
         }
         return 0;
+    }
+
+    private static string Scaling(VaeModel model)
+    {
+        VaeLatents latents = model.Latents;
+        if (latents == null) return $"latents of {string.Join(" or ", model.LatentFormats)}: latent_format says which";
+        string packed = latents.Packing > 1 ? $", {latents.Packing} x {latents.Packing} pixels packed into one" : "";
+        string scaled = latents.Means.Count > 0
+            ? $"(z - mean) / deviation of each, first {latents.Means[0]:G4} and {latents.Deviations[0]:G4}"
+            : $"(z - {latents.Shift}) * {latents.Scale}";
+        return $"{latents.Channels} channels{packed}, {scaled} ({latents.Format})";
     }
 
     /// <summary>A gradient that drifts, opaque where a model has alpha.</summary>

@@ -41,6 +41,9 @@ internal static partial class Program
             Check.That(plan.Exact && plan.Output.Equals(new Shape(1, 16, 3, 8, 12)), plan.Text);
             Check.That(plan.DeviceBytes == plan.WeightBytes + plan.WorkspaceBytes && plan.ChunkFrames.Count == 4, plan.Text);
             Check.That(plan.Text.Contains("untiled: exact") && !plan.Text.Contains("\0"), plan.Text);
+            VaeModel model = vae.Model;
+            Check.That(model.Family == "seedvr2" && model.DecodedChannels == 3 && model.LatentFormats.Single() == "seedvr2", "model");
+            Check.That(model.Latents.Format == "seedvr2" && model.Latents.Scale == 0.9152 && model.Latents.Means.Count == 0, "latents");
             string timeline = vae.PlanTimeline("encode", new Shape(1, 3, 9, 64, 96));
             Check.That(timeline.StartsWith("{\"devices\":[") && timeline.EndsWith("}]}"), timeline);
         }

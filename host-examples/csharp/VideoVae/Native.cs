@@ -17,7 +17,7 @@ namespace VideoVae
         /// </summary>
         public const int VVAE_ABI_MAJOR = 2;
 
-        public const int VVAE_ABI_MINOR = 0;
+        public const int VVAE_ABI_MINOR = 1;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -259,19 +259,68 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// The sizes of a model. They give the shapes of its tensors.
+        /// The sizes of a model, and the latents of the diffusion model that it belongs to. Sizes give the shapes of tensors.
         ///
         /// A video [B, pixel_channels, T, H, W] has the latent
         /// [B, latent_channels, 1 + ceil((T - 1) / time_scale), ceil(H / spatial_scale), ceil(W / spatial_scale)].
+        /// With latents=model it has packed_channels, and spatial_scale * packing in place of spatial_scale.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_model_desc
         {
             public uint struct_size;
+            /// <summary>
+            /// Of video that is encoded.
+            /// </summary>
             public uint pixel_channels;
             public uint latent_channels;
             public uint spatial_scale;
             public uint time_scale;
+            /// <summary>
+            /// Of video that is decoded. Since ABI 2.1, as is all that follows.
+            /// </summary>
+            public uint decoded_channels;
+            /// <summary>
+            /// Rows, and columns, of a latent that are one with latents=model; their pixels are channels there. 1: none are.
+            /// </summary>
+            public uint packing;
+            /// <summary>
+            /// Channels of a latent with latents=model.
+            /// </summary>
+            public uint packed_channels;
+            /// <summary>
+            /// 1: the library knows how the diffusion model scales latents, so latents=model can be set. What follows says it.
+            /// 0: no published model has such latents, or several have, and latent_format says which one.
+            /// </summary>
+            public uint latents_known;
+            /// <summary>
+            /// Means, and deviations: one for each of packed_channels, or 0.
+            /// </summary>
+            public uint statistics_count;
+            /// <summary>
+            /// The name of its family of models.
+            /// </summary>
+            public fixed byte family[20];
+            /// <summary>
+            /// The published model whose latents these are, as in the key latent_format. Empty if they are not known, or if a
+            /// config.json beside the checkpoint has numbers of no published model.
+            /// </summary>
+            public fixed byte latent_format[20];
+            /// <summary>
+            /// The published models whose latents these may be: names with commas between them.
+            /// </summary>
+            public fixed byte latent_formats[64];
+            /// <summary>
+            /// statistics_count is 0: the diffusion model reads (z - latent_shift) * latent_scale of a raw latent z.
+            /// </summary>
+            public double latent_scale;
+            public double latent_shift;
+            /// <summary>
+            /// statistics_count is not 0: it reads (z - latent_means[c]) / latent_deviations[c], after packing. latent_scale is
+            /// then 1 and latent_shift 0. Valid until the handle is freed.
+            /// </summary>
+            public double* latent_means;
+            public double* latent_deviations;
         }
 
         /// <summary>
@@ -680,7 +729,8 @@ namespace VideoVae
         public static extern int vvae_free(IntPtr v);
 
         /// <summary>
-        /// The sizes of the model. [any-thread]
+        /// The sizes of the model, and what is known of its latents. latent_format decides the latter, if several models may
+        /// be meant; no other setting changes anything here. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_model_info(VaeHandle v, vvae_model_desc* @out);

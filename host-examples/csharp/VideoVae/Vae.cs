@@ -1,12 +1,39 @@
 using System;
+using System.Collections.Generic;
 using System.Globalization;
 using System.Runtime.InteropServices;
 using System.Threading;
 
 namespace VideoVae
 {
-    /// <summary>The sizes of a model, and the shapes that follow from them.</summary>
-    public sealed class VaeModel
+    /// <summary>How a diffusion model reads raw latents z: (z - Shift) * Scale, or (z - mean) / deviation of each channel
+    /// where Means are not empty.</summary>
+    public sealed unsafe class VaeLatents
+    {
+        internal VaeLatents(Native.vvae_model_desc desc)
+        {
+            Format = Utf8.Text(desc.latent_format, 20);
+            Packing = desc.packing;
+            Channels = desc.packed_channels;
+            Scale = desc.latent_scale;
+            Shift = desc.latent_shift;
+            Means = new ReadOnlySpan<double>(desc.latent_means, (int)desc.statistics_count).ToArray();
+            Deviations = new ReadOnlySpan<double>(desc.latent_deviations, (int)desc.statistics_count).ToArray();
+        }
+
+        /// <summary>The published model; empty if a config.json beside the checkpoint has numbers of its own.</summary>
+        public string Format { get; }
+        /// <summary>Rows, and columns, that are one before that; their pixels are channels. 1: none are.</summary>
+        public long Packing { get; }
+        public long Channels { get; }
+        public double Scale { get; }
+        public double Shift { get; }
+        public IReadOnlyList<double> Means { get; }
+        public IReadOnlyList<double> Deviations { get; }
+    }
+
+    /// <summary>The sizes of a model, the shapes that follow from them, and what is known of its latents.</summary>
+    public sealed unsafe class VaeModel
     {
         internal VaeModel(Native.vvae_model_desc desc)
         {
@@ -14,12 +41,23 @@ namespace VideoVae
             LatentChannels = desc.latent_channels;
             SpatialScale = desc.spatial_scale;
             TimeScale = desc.time_scale;
+            DecodedChannels = desc.decoded_channels;
+            Family = Utf8.Text(desc.family, 20);
+            LatentFormats = Utf8.Text(desc.latent_formats, 64).Split(new[] { ',' }, StringSplitOptions.RemoveEmptyEntries);
+            Latents = desc.latents_known == 1 ? new VaeLatents(desc) : null;
         }
 
         public long PixelChannels { get; }
         public long LatentChannels { get; }
         public long SpatialScale { get; }
         public long TimeScale { get; }
+        /// <summary>Of video that is decoded.</summary>
+        public long DecodedChannels { get; }
+        public string Family { get; }
+        /// <summary>The published models whose latents these may be. If there are several, latent_format says which.</summary>
+        public IReadOnlyList<string> LatentFormats { get; }
+        /// <summary>Null if they are not known.</summary>
+        public VaeLatents Latents { get; }
 
         public Shape LatentOf(Shape video)
         {
@@ -29,7 +67,7 @@ namespace VideoVae
 
         public Shape VideoOf(Shape latent)
         {
-            return new Shape(latent.Batch, PixelChannels, 1 + (latent.Frames - 1) * TimeScale,
+            return new Shape(latent.Batch, DecodedChannels, 1 + (latent.Frames - 1) * TimeScale,
                              latent.Height * SpatialScale, latent.Width * SpatialScale);
         }
     }
@@ -122,8 +160,18 @@ namespace VideoVae
             get
             {
                 var desc = new Native.vvae_model_desc { struct_size = (uint)sizeof(Native.vvae_model_desc) };
-                Error.Check(Native.vvae_model_info(handle, &desc));
-                return new VaeModel(desc);
+                // Means and deviations are the handle's, which another thread may dispose of meanwhile.
+                bool held = false;
+                handle.DangerousAddRef(ref held);
+                try
+                {
+                    Error.Check(Native.vvae_model_info(handle, &desc));
+                    return new VaeModel(desc);
+                }
+                finally
+                {
+                    if (held) handle.DangerousRelease();
+                }
             }
         }
 

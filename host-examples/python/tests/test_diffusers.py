@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -144,22 +145,24 @@ def test_it_is_saved_for_diffusers(pair, tmp_path):
         assert torch.equal(again.encode(x).latent_dist.mode(), theirs.encode(x).latent_dist.mode())
 
 
-def test_a_file_that_may_be_of_two_models(pair):
+def test_a_file_that_may_be_of_two_models(pair, tmp_path):
     theirs, module, folder = pair
     if not isinstance(module, ours.AutoencoderKL):
         pytest.skip("only SD and SDXL, and SD3 and FLUX.1, have the same tensors")
-    single = ours.AutoencoderKL.from_single_file(folder / "diffusion_pytorch_model.safetensors", config={})
+    # Away from its configuration.
+    alone = shutil.copy(folder / "diffusion_pytorch_model.safetensors", tmp_path / "alone.safetensors")
+    single = ours.AutoencoderKL.from_single_file(alone)
     names = '"sd" or "sdxl"' if theirs.config.latent_channels == 4 else '"sd3" or "flux"'
     with pytest.raises(AttributeError, match=f"latent_format={names}"):
         single.config.scaling_factor  # noqa: B018
-    told = ours.AutoencoderKL.from_single_file(folder / "diffusion_pytorch_model.safetensors", config=folder)
+    told = ours.AutoencoderKL.from_single_file(alone, config=folder)
     assert told.config.scaling_factor == theirs.config.scaling_factor
 
 
 def test_a_class_for_other_checkpoints(pair):
     _, module, folder = pair
     if not isinstance(module, ours.AutoencoderKLFlux2):
-        with pytest.raises(CheckpointError, match=r"bn\.running_mean|AutoencoderKLFlux2 is for"):
+        with pytest.raises(CheckpointError, match="AutoencoderKLFlux2 is for"):
             ours.AutoencoderKLFlux2.from_pretrained(folder)
     others = [ours.AutoencoderKLSeedVR2]
     if not isinstance(module, ours.AutoencoderKL):

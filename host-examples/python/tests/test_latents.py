@@ -54,3 +54,27 @@ def test_the_order_of_the_settings_of_latents_does_not_matter():
         with vae.configured(latents="model", scaling_factor=1.0, latent_format="sd3"):
             pass
         assert vae.scaling_factor == 2.0
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_numbers_of_the_latents_of_the_diffusion_model(family):
+    golden = {key: five(array) for key, array in read_safetensors(FAMILIES / f"{CASES[family]}.safetensors").items()}
+    with opened(family, **FORMATS.get(family, {})) as vae:
+        model, latents = vae.model, vae.model.latents
+        assert latents.format == family and family in model.latent_formats
+        # Pixels of a square become channels.
+        mean, side = golden["encode_mean"].astype(np.float64), latents.packing
+        b, c, t, h, w = mean.shape
+        mean = mean.reshape(b, c, t, h // side, side, w // side, side).transpose(0, 1, 4, 6, 2, 3, 5)
+        mean = mean.reshape(b, latents.channels, t, h // side, w // side)
+        statistics = (np.reshape(values, (-1, 1, 1, 1)) for values in (latents.means, latents.deviations))
+        means, deviations = statistics
+        scaled = (mean - means) / deviations if latents.means else (mean - latents.shift) * latents.scale
+        assert relative_error(scaled, golden["encode_model_latent"]) < 1e-5
+
+
+def test_latents_that_may_be_of_two_models():
+    with opened("sdxl") as vae:
+        assert (vae.model.family, vae.model.latent_formats, vae.model.latents) == ("kl2d", ("sd", "sdxl"), None)
+        vae.latent_format = "sd"
+        assert (vae.model.latents.format, vae.model.latents.scale) == ("sd", 0.18215)

@@ -2,9 +2,12 @@
 
 import diffusers
 import torch
+from conftest import GOLDEN
 
 import video_vae.torch as ours
-from video_vae.torch.statistics import STATISTICS
+from video_vae import VideoVae
+
+WAN22 = VideoVae(GOLDEN / "families/wan22.safetensors", "cpu").model.latents
 
 LEVELS = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 IMAGE = {**LEVELS, "block_out_channels": [32, 32, 64, 64], "layers_per_block": 1, "norm_num_groups": 32}
@@ -35,7 +38,8 @@ TINY = {
             "out_channels": 12,
             "patch_size": 2,
             "scale_factor_spatial": 16,
-            **dict(zip(("latents_mean", "latents_std"), STATISTICS[48])),
+            "latents_mean": list(WAN22.means),
+            "latents_std": list(WAN22.deviations),
         },
     ),
     "qwen_image_21": ("AutoencoderKLQwenImage21", {"base_dim": 32, "decoder_base_dim": 64}),

@@ -167,7 +167,8 @@ impl Bench {
         precision.map_or(Ok(()), |precision| vae.configure("precision", precision))?;
         let create = started.elapsed().as_secs_f64();
         let (width, height) = (width as usize, height as usize);
-        let mut video = Frames::new(FrameKind::pixels(Dtype::U8, width, height), frames)?;
+        let channels = if encoder { vae.model().pixel_channels } else { vae.model().decoded_channels } as usize;
+        let mut video = Frames::new(FrameKind::pixels(Dtype::U8, width, height).with_channels(channels), frames)?;
         let kind = FrameKind::latent(Dtype::F32, vae.latent_size(width, height));
         let mut latent = Frames::new(kind, vae.latent_frames(frames))?;
         let mut random = Random(1);

@@ -56,12 +56,7 @@ impl Decode {
         let weights = model.weights()?;
         self.check_fingerprint(&latents, &weights)?;
         let vae = model.open(&weights)?;
-        if let Some(factor) = latents.metadata.get("scaling_factor") {
-            // What the file was scaled by, unless the user knows better.
-            if model.setting("scaling_factor").is_none() {
-                vae.configure("scaling_factor", factor)?;
-            }
-        }
+        self.configure_latents(&latents, &vae)?;
         let mut clip = original(&latents, &vae, video)?;
         let part = self.range.frames.as_deref().map(range::parse).transpose()?;
         let part = part.or(self.times.part().map(|part| part.frames(&clip)));
@@ -93,6 +88,19 @@ impl Decode {
         Ok(())
     }
 
+    /// What the file was scaled by, unless the user knows better.
+    fn configure_latents(&self, latents: &Latents, vae: &Vae) -> Result<()> {
+        let told = |key| latents.metadata.get(key).filter(|_| self.model.setting(key).is_none());
+        if let Some(factor) = told("scaling_factor") {
+            vae.configure("scaling_factor", factor)?;
+        }
+        let facts = vae.latents();
+        if let Some(format) = told("latent_format").filter(|format| facts.formats.len() > 1 && !format.is_empty()) {
+            vae.configure("latent_format", format)?;
+        }
+        told("latents").map_or(Ok(()), |value| vae.configure("latents", value))
+    }
+
     /// Latents of one checkpoint mean nothing to another.
     fn check_fingerprint(&self, latents: &Latents, weights: &Path) -> Result<()> {
         let Some(made_with) = latents.metadata.get(checkpoint::FINGERPRINT).filter(|_| !self.force) else {
@@ -113,7 +121,7 @@ impl Decode {
 
 /// The video that the latents were made from: what the file says, if that fits, else all they stand for.
 fn original(latents: &Latents, vae: &Vae, options: &VideoOptions) -> Result<Clip> {
-    let scale = u64::from(vae.model.spatial_scale);
+    let scale = u64::from(vae.model().spatial_scale);
     let number = |key: &str| latents.metadata.get(key).and_then(|text| text.parse::<u64>().ok());
     let fitting = |key: &str, whole: u64, step: u64| {
         number(key).filter(|n| *n <= whole && *n > 0 && *n + step > whole).unwrap_or(whole)
@@ -121,10 +129,11 @@ fn original(latents: &Latents, vae: &Vae, options: &VideoOptions) -> Result<Clip
     let width = fitting("width", latents.kind.width as u64 * scale, scale);
     let height = fitting("height", latents.kind.height as u64 * scale, scale);
     let whole = vae.video_frames(latents.frames);
-    let frames = Some(fitting("frames", whole, u64::from(vae.model.time_scale)));
+    let frames = Some(fitting("frames", whole, u64::from(vae.model().time_scale)));
     let stored = latents.metadata.get("fps").and_then(|text| Rate::parse(text).ok());
     let rate = options.rate.or(stored).unwrap_or(Rate::DEFAULT);
-    let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
+    let channels = vae.model().decoded_channels as usize;
+    let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize).with_channels(channels);
     let mut clip = Clip::new(kind, rate).with_frames(frames);
     clip.bits = number("bits").filter(|bits| (8..=16).contains(bits)).map_or(8, |bits| bits as u32);
     for (key, tag) in clip.tags.fields() {

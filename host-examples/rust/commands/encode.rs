@@ -11,6 +11,7 @@ use crate::progress::Progress;
 use crate::range::{self, RangeOptions};
 use crate::tensor::FrameKind;
 use crate::units::counted;
+use crate::vae::Vae;
 use crate::{Result, checkpoint, whole};
 
 const EXAMPLES: &str = "Examples:
@@ -57,9 +58,10 @@ impl Encode {
         if files::extension(output) != "safetensors" && !files::is_stdio(output) {
             return Err(format!("{}: latents are written as .safetensors; name it so", output.display()));
         }
-        let (mut clip, mut source) = files::open(input, video, reading)?;
+        let (clip, source) = files::open_with_alpha(input, video, reading)?;
         let weights = model.weights()?;
         let vae = model.open(&weights)?;
+        let (mut clip, mut source) = files::fit_channels(clip, source, vae.model().pixel_channels as usize);
         let part = self.range.frames.as_deref().map(range::parse).transpose()?;
         let range = part.map(|part| range::read(part, &vae, "encode", clip.frames)).transpose()?;
         if let Some(range) = &range {
@@ -68,7 +70,7 @@ impl Encode {
         }
         let (width, height) = (clip.kind.width, clip.kind.height);
         let kind = FrameKind::latent(dtype.dtype(), vae.latent_size(width, height));
-        let metadata = self.metadata(&mut clip, &weights)?;
+        let metadata = self.metadata(&mut clip, &weights, &vae)?;
         let read = Arc::new(AtomicU64::new(0));
         // A range is a clip of its own, which has no frames of this one.
         let times = clip.times.clone().filter(|_| range.is_none());
@@ -101,7 +103,7 @@ impl Encode {
     }
 
     /// What decode has to know: the video's size, rate, depth and colour, and how the latents were made.
-    fn metadata(&self, clip: &mut Clip, weights: &Path) -> Result<Vec<(&'static str, String)>> {
+    fn metadata(&self, clip: &mut Clip, weights: &Path, vae: &Vae) -> Result<Vec<(&'static str, String)>> {
         let mut metadata = vec![
             ("layout", "T,C,h,w".to_owned()),
             ("width", clip.kind.width.to_string()),
@@ -111,6 +113,10 @@ impl Encode {
             ("scaling_factor", self.model.setting("scaling_factor").unwrap_or("1").to_owned()),
             (checkpoint::FINGERPRINT, checkpoint::fingerprint(weights)?),
         ];
+        if self.model.setting("latents") == Some("model") {
+            metadata.push(("latents", "model".to_owned()));
+            metadata.push(("latent_format", vae.latents().format));
+        }
         let tags = clip.tags.fields().into_iter().filter(|(_, tag)| !tag.is_empty());
         metadata.extend(tags.map(|(key, tag)| (key, tag.clone())));
         metadata.extend(files::kept_title(clip).map(|title| ("title", title)));

@@ -3,14 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
 use video_vae::internals::model::families::FAMILIES;
 
 use crate::download::{Client, Remote, sha256};
 use crate::models::{self, Model};
 use crate::progress::{Progress, Unit};
-use crate::say::{self, say};
+use crate::say::say;
 use crate::{Result, draft, interrupt, units};
 
 const EXAMPLES: &str = "Examples:
@@ -65,11 +64,11 @@ impl Get {
         if let Some(path) = already(&model, &place)? {
             return say!("{}: it is here already, {}", path.display(), usage(&model, &place));
         }
-        tell(format_args!("{}\n  licence  {}\n  source   {}", model.title, model.licence, model.page()))?;
+        say!("{}\n  licence  {}\n  source   {}", model.title, model.licence, model.page())?;
         let client = Client::new()?;
         let remote = client.describe(&model.address())?;
         check_known(&model, &remote)?;
-        tell(format_args!("  size     {}\n  goes to  {}", units::bytes(remote.size), place.folder().display()))?;
+        say!("  size     {}\n  goes to  {}", units::bytes(remote.size), place.folder().display())?;
         if !self.yes {
             ask()?;
         }
@@ -77,7 +76,7 @@ impl Get {
         interrupt::leaves("what came is kept; the same command goes on");
         complete(&client, &model, &remote, &part, lock)?;
         let path = place.finish(&model, &remote, &part)?;
-        tell(format_args!("{}: whole, {}; {}", path.display(), checked(&remote, &model), usage(&model, &place)))
+        say!("{}: whole, {}; {}", path.display(), checked(&remote, &model), usage(&model, &place))
     }
 
     fn place(&self, model: &Model) -> Result<Place> {
@@ -256,9 +255,4 @@ fn unknown(name: &str) -> String {
 
 fn ends_with_separator(path: &Path) -> bool {
     path.as_os_str().to_string_lossy().ends_with(std::path::is_separator)
-}
-
-/// A line of the report, unless -q is given.
-fn tell(words: std::fmt::Arguments) -> Result<()> {
-    if say::QUIET.load(Ordering::Relaxed) { Ok(()) } else { say::line(words) }
 }

@@ -10,7 +10,7 @@ use crate::files::safetensors::Header;
 use crate::json::JsonOptions;
 use crate::say::say;
 use crate::tensor::Dtype;
-use crate::vae::Vae;
+use crate::vae::{LatentFacts, Vae};
 use crate::{Result, api, download, models, units};
 
 /// Devices, nodes and parameters; a checkpoint's sizes and checksum.
@@ -62,11 +62,6 @@ impl Devices {
 fn described<T: Copy>(ask: impl FnOnce(*mut T) -> i32) -> Result<T> {
     let mut out = sized::<T>();
     if ask(&mut out) == VVAE_OK { Ok(out) } else { Err("the library contradicts itself; put a newer one there".into()) }
-}
-
-pub fn fixed_text(bytes: &[std::ffi::c_char]) -> String {
-    let bytes: Vec<u8> = bytes.iter().take_while(|b| **b != 0).map(|b| *b as u8).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// All devices; the first is the one that "auto" means.
@@ -217,7 +212,7 @@ fn checkpoint(path: &Path) -> Result<Value> {
     let name = path.display();
     // The library first: it checks the file whole, and names the tensor where something is wrong.
     let vae = Vae::open(path, "auto")?;
-    let model = vae.model;
+    let (model, latents) = (vae.model(), vae.latents());
     let (header, described) = (Header::read(path)?, crate::checkpoint::model(path)?);
     let mut dtypes: BTreeMap<&str, u64> = BTreeMap::new();
     for entry in header.tensors.values() {
@@ -228,11 +223,13 @@ fn checkpoint(path: &Path) -> Result<Value> {
     let arithmetic = arithmetic(&vae)?;
     let sum = download::sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
     say!("{name}")?;
-    say!("  family          {}", described.family.name)?;
+    say!("  family          {}", vae.family())?;
     say!("  sizes           {}", described.sizes)?;
+    say!("  pixels          {}", pixels(&model))?;
     say!("  latent          {} channels", model.latent_channels)?;
     say!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale)?;
     say!("  time            1 latent frame for {} frames, after the first", model.time_scale)?;
+    say!("  latents=model   {latents}")?;
     say!("  arithmetic      {arithmetic}")?;
     say!("  tensors         {}", header.tensors.len())?;
     say!("  parameters      {}", units::grouped(parameters))?;
@@ -240,16 +237,34 @@ fn checkpoint(path: &Path) -> Result<Value> {
     say!("  size            {} bytes", units::grouped(header.file_bytes))?;
     say!("  sha-256         {sum}")?;
     Ok(json!({
-        "checkpoint": path.display().to_string(), "family": described.family.name, "sizes": described.sizes.to_string(),
+        "checkpoint": path.display().to_string(), "family": vae.family(), "sizes": described.sizes.to_string(),
+        "pixel_channels": model.pixel_channels, "decoded_channels": model.decoded_channels,
         "latent_channels": model.latent_channels, "spatial_scale": model.spatial_scale,
-        "time_scale": model.time_scale, "arithmetic": arithmetic, "tensors": header.tensors.len(),
+        "time_scale": model.time_scale, "latents": latent_facts(&latents), "arithmetic": arithmetic, "tensors": header.tensors.len(),
         "parameters": parameters, "dtypes": dtypes, "bytes": header.file_bytes, "sha256": sum,
     }))
 }
 
+fn latent_facts(latents: &LatentFacts) -> Value {
+    json!({
+        "known": latents.known, "format": latents.format, "formats": latents.formats, "packing": latents.packing,
+        "channels": latents.channels, "scale": latents.scale, "shift": latents.shift, "means": latents.means,
+        "deviations": latents.deviations,
+    })
+}
+
+fn pixels(model: &vvae_model_desc) -> String {
+    let (encoded, decoded) = (model.pixel_channels, model.decoded_channels);
+    if encoded == decoded {
+        format!("{encoded} channels")
+    } else {
+        format!("{encoded} channels encoded, {decoded} decoded")
+    }
+}
+
 /// Device, instructions and precision of a handle as it is opened: the text of every plan says it.
 fn arithmetic(vae: &Vae) -> Result<String> {
-    let (_, text) = vae.plan("decode", [1, i64::from(vae.model.latent_channels), 1, 1, 1])?;
+    let (_, text) = vae.plan("decode", [1, i64::from(vae.model().latent_channels), 1, 1, 1])?;
     let line = text.lines().find_map(|line| line.strip_prefix("arithmetic: "));
     Ok(line.unwrap_or("not known; put a newer library there").to_owned())
 }

@@ -15,6 +15,7 @@ mod roundtrip;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use crate::api::fixed_text;
 use crate::say::{self, say};
 use crate::{Result, files, units};
 
@@ -89,7 +90,7 @@ fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::
     )];
     let devices = vae.devices()?;
     for device in devices.iter().filter(|_| devices.len() > 1) {
-        let (id, peak) = (info::fixed_text(&device.id), units::bytes(device.peak));
+        let (id, peak) = (fixed_text(&device.id), units::bytes(device.peak));
         let frames = units::counted(device.frames.max(0) as u64, "frame");
         lines.push(format!("  {id}: {frames} of the last part in {:.1} s, {peak} at most", device.measured_seconds));
     }

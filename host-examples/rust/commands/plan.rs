@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use video_vae::internals::model::families::seedvr2::Sizes;
 
 use super::info;
+use crate::api::fixed_text;
 use crate::draft::Draft;
 use crate::json::JsonOptions;
 use crate::options::{DEVICE_LIKE, ModelOptions};
@@ -101,8 +102,7 @@ fn place(vae: &Vae, like: Option<&str>) -> Result<String> {
         return Ok(card.to_owned());
     }
     let named = |id: String| Ok(format!("{id} ({})", info::device_name(&id)?));
-    let devices: Result<Vec<String>> =
-        vae.devices()?.iter().map(|device| named(info::fixed_text(&device.id))).collect();
+    let devices: Result<Vec<String>> = vae.devices()?.iter().map(|device| named(fixed_text(&device.id))).collect();
     Ok(devices?.join(", "))
 }
 
@@ -139,7 +139,7 @@ impl Job<'_> {
         let (node, planned) = (self.node, whole::plan(vae, self.node, kind, Some(inputs))?);
         let (info, text) = vae.plan(node, kind.shape(if planned.whole { inputs } else { 0 }))?;
         let seconds = vae.plan(node, kind.shape(inputs)).map_or(info.seconds, |(info, _)| info.seconds);
-        let own = || Ok(vae.devices()?.iter().map(|device| info::fixed_text(&device.id)).collect::<Vec<_>>());
+        let own = || Ok(vae.devices()?.iter().map(|device| fixed_text(&device.id)).collect::<Vec<_>>());
         let devices: Result<Vec<String>> = like.map_or_else(own, |card| Ok(vec![card.to_owned()]));
         Ok(json!({
             "node": node, "checkpoint": weights.display().to_string(), "devices": devices?, "estimated_for": like,
@@ -164,7 +164,10 @@ impl Job<'_> {
 fn input(vae: &Vae, node: &str, [frames, height, width]: [u64; 3]) -> (FrameKind, u64) {
     let (rows, columns) = (height as usize, width as usize);
     match node {
-        "encode" => (FrameKind::pixels(Dtype::U8, columns, rows), frames),
+        "encode" => {
+            let channels = vae.model().pixel_channels as usize;
+            (FrameKind::pixels(Dtype::U8, columns, rows).with_channels(channels), frames)
+        }
         _ => (FrameKind::latent(Dtype::F32, vae.latent_size(columns, rows)), vae.latent_frames(frames)),
     }
 }

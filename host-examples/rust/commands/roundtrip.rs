@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::draft::Draft;
-use crate::files::{self, InputOptions, Part, VideoOptions};
+use crate::files::{self, Clip, InputOptions, Part, VideoOptions};
 use crate::options::ModelOptions;
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -53,12 +53,15 @@ pub struct Roundtrip {
 impl Roundtrip {
     pub fn run(self) -> Result<()> {
         let Roundtrip { input, output, frames, report: page, model, reading, video } = &self;
-        let (mut clip, mut source) = files::open(input, video, reading)?;
+        let (mut clip, mut source) = files::open_with_alpha(input, video, reading)?;
         if let Some((first, count)) = *frames {
             (clip, source) = files::cut(clip, source, Part::Frames { first, count });
         }
         let vae = model.open(&model.weights()?)?;
-        let (kind, sink) = files::create(output, &clip, video)?;
+        let channels = vae.model().pixel_channels as usize;
+        let (clip, source) = files::fit_channels(clip, source, channels);
+        let decoded = Clip { kind: clip.kind.with_channels(vae.model().decoded_channels as usize), ..clip.clone() };
+        let (kind, sink) = files::create(output, &decoded, video)?;
         let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
         let page = page.as_deref().map(Draft::new).transpose()?;
         let report = Arc::new(Mutex::new(Report::new(format!("{} and back", input.display()), clip.first)));
@@ -90,7 +93,7 @@ impl Roundtrip {
         let seconds = progress.end();
         let what = format!("{} of {}x{}", units::counted(frames, "frame"), kind.width, kind.height);
         super::report(output, &what, frames, seconds, &vae)?;
-        super::tell(files::notes(output, &clip, video));
+        super::tell(files::notes(output, &decoded, video));
         let Some(page) = page else { return Ok(()) };
         let mut report = std::mem::replace(&mut *report::locked(&report), Report::new(String::new(), 0));
         report.figure("clip", what);

@@ -1,5 +1,6 @@
 //! Clips in files: what can be read frame by frame, and written so.
 
+mod alpha;
 mod codec;
 pub mod colour;
 mod constant;
@@ -25,6 +26,7 @@ pub mod tensors;
 mod times;
 mod y4m;
 
+pub use alpha::fit_channels;
 pub use codec::Codec;
 pub use colour::Matrix;
 pub use cut::{Part, TimeOptions, cut};
@@ -134,11 +136,11 @@ pub trait Sink: Send {
 pub const INPUTS: &str = "\
 Inputs, by name:
   clip.y4m            YUV4MPEG: 420, 422, 444 in 8 bits, 420p10, 422p10, 444p10; limited range unless it says full
-  frame.png, folder/  one PNG, or all PNGs of a folder in the order of their names; 8 or 16 bits, alpha dropped
+  frame.png, folder/  one PNG, or all PNGs of a folder in the order of their names; 8 or 16 bits; alpha if the model has it
   f%04d.png           the pictures of these numbers; .png, .exr, or what ffmpeg reads
   frame.exr, folder/  OpenEXR: floats as they are, 1 is white, not clamped; linear light is not converted
   clip.raw, clip.rgb  interleaved RGB of 8 bits a channel, with --size WxH
-  video.safetensors   the tensor `video` [1, 3, T, H, W] of floats, as reference implementations write it
+  video.safetensors   the tensor `video` [1, C, T, H, W] of floats, as reference implementations write it
   -                   standard input: y4m, raw with --size, or any container (kept in the temporary folder meanwhile)
   anything else       through the programs ffprobe and ffmpeg; with all bits, colour tags, times of frames, sound,
                       subtitles, title and chapters. Damage is an error; --keep-damaged reads what can be read
@@ -146,9 +148,9 @@ Inputs, by name:
 pub const OUTPUTS: &str = "\
 Outputs, by name:
   clip.y4m            YUV4MPEG, in the layout of a y4m input, else 444; --y4m chooses
-  frame.png, folder/  one picture, or a new folder of frame-000001.png, ...
+  frame.png, folder/  one picture, or a new folder of frame-000001.png, ...; with alpha if the model has it
   clip.raw, clip.rgb  interleaved RGB, 8 or 16 bits a channel
-  video.safetensors   the tensor `video` [1, 3, T, H, W] in f32: every digit
+  video.safetensors   the tensor `video` [1, C, T, H, W] in f32: every digit
   -                   standard output: y4m, or what --format says
   f%04d.png, f%04d.exr  pictures beside what is there, numbered from 1
   frame.exr           OpenEXR, 32-bit floats, not clamped
@@ -162,8 +164,13 @@ Depth is that of the input; --bits chooses. An output that exists is replaced wi
 What is no regular file is never replaced; a folder must be new or empty.
 ";
 
-/// A clip, or the part of it that -ss and -t name.
+/// A clip without alpha, or the part of it that -ss and -t name.
 pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+    open_with_alpha(path, options, input).map(|(clip, source)| fit_channels(clip, source, 3))
+}
+
+/// The same with the alpha that pictures have.
+pub fn open_with_alpha(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let (clip, source) = open_whole(path, options, input)?;
     Ok(match input.times.part() {
         Some(part) => cut(clip, source, part),
@@ -272,22 +279,23 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
     let (width, height) = (clip.kind.width, clip.kind.height);
     let deep = options.bits.unwrap_or(clip.bits) > 8;
     let rgb = FrameKind::pixels(if deep { Dtype::U16 } else { Dtype::U8 }, width, height);
+    let pixels = if keeps_alpha(path, options) { rgb.with_channels(clip.kind.channels) } else { rgb };
     let floats = FrameKind::pixels(Dtype::F32, width, height);
     if options.lossless && !is_lossless(&format(path, options)) {
         return Err(format!("{}: --lossless is for .mkv, .webp, PNGs, .exr, .raw and .safetensors", path.display()));
     }
     if let Some(pattern) = sequence::Pattern::parse(path) {
-        let kind = if extension(path) == "exr" { floats } else { rgb };
+        let kind = if extension(path) == "exr" { floats } else { pixels };
         return Ok((kind, Box::new(sequence::Sequence::pattern(pattern, kind, &clip.tags)?)));
     }
     let sink: Box<dyn Sink> = match format(path, options).as_str() {
-        FOLDER => Box::new(sequence::Sequence::folder(path, rgb, &clip.tags)?),
+        FOLDER => Box::new(sequence::Sequence::folder(path, pixels, &clip.tags)?),
         "exr" => return Ok((floats, Box::new(openexr::One::create(path, floats, clip)?))),
         "y4m" => return y4m::create(path, clip, options),
-        "png" => Box::new(pngs::One::create(path, rgb, clip)?),
+        "png" => Box::new(pngs::One::create(path, pixels, clip)?),
         "raw" => Box::new(raw::Raw::create(path)?),
         "safetensors" => {
-            let kind = FrameKind { interleaved: false, ..FrameKind::pixels(Dtype::F32, width, height) };
+            let kind = FrameKind { interleaved: false, ..floats.with_channels(clip.kind.channels) };
             return Ok((kind, Box::new(tensors::create_video(path, kind, clip)?)));
         }
         known if Container::known(known).is_some() => {
@@ -302,7 +310,12 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
             ));
         }
     };
-    Ok((rgb, sink))
+    Ok((pixels, sink))
+}
+
+/// Whether an output holds alpha.
+fn keeps_alpha(path: &Path, options: &VideoOptions) -> bool {
+    [FOLDER, "png", "safetensors"].contains(&format(path, options).as_str())
 }
 
 /// What became of the clip in an output, once that is written: lines about what is lost and what was changed.
@@ -326,6 +339,8 @@ pub fn notes(path: &Path, clip: &Clip, options: &VideoOptions) -> Vec<String> {
     let kept = container.map(|container| clip.extras.kept(container)).unwrap_or_default();
     let mut lost = if container.is_some() { kept.lost } else { clip.extras.all() };
     lost.extend(of_video.into_iter().flatten());
+    let has_alpha = clip.kind.channels == 4 && !lost.iter().any(|what| what == "alpha");
+    lost.extend((has_alpha && !keeps_alpha(path, options)).then(|| "alpha".to_owned()));
     let rated = clip.changes.told(clip.rate).map(|told| format!("{}: {told}", path.display()));
     not_held(path, &lost).into_iter().chain(kept.changed).chain(rated).collect()
 }

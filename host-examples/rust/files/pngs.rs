@@ -23,12 +23,10 @@ pub fn open(files: Vec<PathBuf>, options: &VideoOptions, keep_damaged: bool) -> 
     let (width, height) = info.info().size();
     let (colours, depth) = info.output_color_type();
     let dtype = if depth == png::BitDepth::Sixteen { Dtype::U16 } else { Dtype::U8 };
-    let kind = FrameKind::pixels(dtype, width as usize, height as usize);
+    let has_alpha = matches!(colours, png::ColorType::Rgba | png::ColorType::GrayscaleAlpha);
+    let kind = FrameKind::pixels(dtype, width as usize, height as usize).with_channels(if has_alpha { 4 } else { 3 });
     let frames = (!keep_damaged).then_some(files.len() as u64);
     let mut clip = Clip::new(kind, options.rate.unwrap_or(Rate::DEFAULT)).with_frames(frames);
-    if matches!(colours, png::ColorType::Rgba | png::ColorType::GrayscaleAlpha) {
-        clip.extras.unkept.push("alpha".into());
-    }
     let dimensions = info.info().pixel_dims.filter(|found| found.unit == png::Unit::Unspecified);
     if let Some(found) = dimensions {
         // Pixels to a length: the more, the narrower each is.
@@ -74,13 +72,22 @@ impl Reader {
         let (colours, depth) = reader.output_color_type();
         let bytes = if depth == png::BitDepth::Sixteen { 2 } else { 1 };
         let channels = colours.samples();
-        // Grey pictures have their one channel three times; alpha, always the last, is left out.
-        let pick = |c: usize| if channels >= 3 { c } else { 0 };
+        // Grey pictures have their one channel three times. Alpha is always the last, and 1 where there is none.
+        let pick = |c: usize| match c {
+            3 if channels.is_multiple_of(2) => Some(channels - 1),
+            3 => None,
+            _ => Some(if channels >= 3 { c } else { 0 }),
+        };
         let wanted = self.kind.dtype.bytes();
-        for (pixel, out) in pixels.chunks_exact(channels * bytes).zip(frame.chunks_exact_mut(3 * wanted)) {
+        let pixels = pixels.chunks_exact(channels * bytes);
+        for (pixel, out) in pixels.zip(frame.chunks_exact_mut(self.kind.channels * wanted)) {
             for (c, out) in out.chunks_exact_mut(wanted).enumerate() {
+                let Some(channel) = pick(c) else {
+                    out.fill(u8::MAX);
+                    continue;
+                };
                 // PNG has the high byte first.
-                let sample = &pixel[pick(c) * bytes..][..bytes];
+                let sample = &pixel[channel * bytes..][..bytes];
                 match (bytes, wanted) {
                     (_, 1) => out[0] = sample[0],
                     _ => out.copy_from_slice(&[sample[bytes - 1], sample[0]]),
@@ -91,7 +98,7 @@ impl Reader {
     }
 }
 
-/// Writes one picture of RGB pixels.
+/// Writes one picture.
 pub fn encode_rgb(file: impl Write, kind: FrameKind, pixels: &[u8]) -> Result<()> {
     encode(file, kind, pixels, None)
 }
@@ -100,7 +107,7 @@ pub fn encode_rgb(file: impl Write, kind: FrameKind, pixels: &[u8]) -> Result<()
 pub fn encode(file: impl Write, kind: FrameKind, pixels: &[u8], ratio: Option<(u32, u32)>) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| format!("the picture cannot be written: {why}; make room");
     let mut encoder = png::Encoder::new(BufWriter::new(file), kind.width as u32, kind.height as u32);
-    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_color(if kind.channels == 4 { png::ColorType::Rgba } else { png::ColorType::Rgb });
     encoder.set_compression(png::Compression::Fast);
     let unit = png::Unit::Unspecified;
     encoder.set_pixel_dims(ratio.map(|(width, height)| png::PixelDimensions { xppu: height, yppu: width, unit }));

@@ -29,7 +29,7 @@ from .errors import (
     TensorError,
     VideoVaeError,
 )
-from .model import Model
+from .model import LatentScaling, Model
 from .stream import Stream
 from .vae import DeviceShare, Memory, Plan, RunReport, VideoVae
 
@@ -52,6 +52,7 @@ __all__ = [
     "DeviceError",
     "DeviceShare",
     "InternalError",
+    "LatentScaling",
     "Memory",
     "MemoryLimitError",
     "Model",

@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 VVAE_ABI_MAJOR = 2
-VVAE_ABI_MINOR = 0
+VVAE_ABI_MINOR = 1
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0
@@ -94,6 +94,18 @@ class vvae_model_desc(Structure):
         ("latent_channels", c_uint32),
         ("spatial_scale", c_uint32),
         ("time_scale", c_uint32),
+        ("decoded_channels", c_uint32),
+        ("packing", c_uint32),
+        ("packed_channels", c_uint32),
+        ("latents_known", c_uint32),
+        ("statistics_count", c_uint32),
+        ("family", c_char * 20),
+        ("latent_format", c_char * 20),
+        ("latent_formats", c_char * 64),
+        ("latent_scale", c_double),
+        ("latent_shift", c_double),
+        ("latent_means", POINTER(c_double)),
+        ("latent_deviations", POINTER(c_double)),
     ]
 
 

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Callable
 
@@ -156,10 +156,7 @@ class VideoVae:
         # Holds the callback for as long as the library may call it.
         self._finalizer = weakref.finalize(self, _release, self._number, os.getpid(), callback)
         self._values: dict[str, Any] = {}
-        desc = _abi.sized(_abi.vvae_model_desc)
-        call(self._handle, "vvae_model_info", self._handle, ctypes.byref(desc))
-        self._raw_model = Model(desc.pixel_channels, desc.latent_channels, desc.spatial_scale, desc.time_scale)
-        self._scaled_model: Model | None = None
+        self._model: Model | None = None
         try:
             self.configure(**parameters)
         except BaseException:
@@ -443,16 +440,13 @@ class VideoVae:
 
     @property
     def model(self) -> Model:
-        """The sizes of the model, with latents as the parameter `latents` has them."""
-        if self.latents == "raw":
-            return self._raw_model
-        if self._scaled_model is None:
-            raw = self._raw_model
-            side = 8 * raw.spatial_scale
-            # Some diffusion models pack pixels of latents into channels; a plan knows.
-            _, channels, _, height, _ = self._plan("encode", (1, raw.pixel_channels, 1, side, side), None).output_shape
-            self._scaled_model = replace(raw, latent_channels=channels, spatial_scale=side // height)
-        return self._scaled_model
+        """The sizes of the model, with latents as the parameter `latents` has them, and what is known of them."""
+        if self._model is None:
+            desc = _abi.sized(_abi.vvae_model_desc)
+            call(self._handle, "vvae_model_info", self._handle, ctypes.byref(desc))
+            raw = Model.of(desc)
+            self._model = raw if self.latents == "raw" else raw.scaled()
+        return self._model
 
     @property
     def device(self) -> str:
@@ -497,7 +491,7 @@ class VideoVae:
         call(self._handle, "vvae_configure", self._handle, c_text(name, "key"), c_text(text, name))
         self._values[name] = parameter.parse(text)
         if name in ("latents", "latent_format"):
-            self._scaled_model = None
+            self._model = None
 
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *discovery.parameters()]

@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_encode(commands.add_parser("encode", help="videos and images to shards of latents"))
     _add_decode(commands.add_parser("decode", help="shards of latents to videos and images"))
+    _add_export(commands.add_parser("export", help="shards of latents to the cache files that a trainer reads"))
     _add_encode_clip(commands.add_parser("encode-clip", help="one long video to one latent file, in parts"))
     _add_decode_clip(commands.add_parser("decode-clip", help="one latent file to one video, in parts"))
     return parser
@@ -79,6 +80,16 @@ def _add_codec(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--codec", choices=["h264", "ffv1"], default="h264", help="of the videos; ffv1 loses nothing (h264)")
     add("--crf", type=int, default=18, metavar="N", help="quality of h264, 0 to 51, smaller is better (18)")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from .export import LAYOUTS
+
+    parser.set_defaults(run=_export, prog=parser.prog, engine="local")
+    add = parser.add_argument
+    add("sources", nargs="+", metavar="SHARD", help="a shard, or a folder of them")
+    add("--layout", required=True, choices=sorted(LAYOUTS), help="the trainer and its model")
+    add("--out", required=True, type=Path, help="the folder to write; files of the same names are replaced")
 
 
 def _add_encode_clip(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +138,13 @@ def _encode(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     return _run(options, encode_job(options.sources, settings, options.shard_items), encode_worker(settings))
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .export import export
+
+    print(f"{export(options.sources, options.layout, options.out)} files in {options.out}")
+    return 0
 
 
 def _encode_clip(options: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ Needs PyTorch, which nothing else of this package imports. Needs nothing of diff
 """
 
 from .classes import (
-    SCALING_FACTOR,
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
@@ -20,7 +19,6 @@ from .module import Autoencoder, Config, Convention
 from .outputs import DecoderOutput, DiagonalGaussianDistribution, EncoderOutput
 
 __all__ = [
-    "SCALING_FACTOR",
     "Autoencoder",
     "AutoencoderKL",
     "AutoencoderKLFlux2",

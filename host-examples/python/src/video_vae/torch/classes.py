@@ -11,26 +11,9 @@ from ..checkpoint import Header
 from ..model import Model
 from .files import tensor
 from .module import Autoencoder, Config, Convention
-from .statistics import STATISTICS
 
 IMAGES = Convention(images=True, pads=False, clamps=False)
 LIKE_WAN = Convention(images=False, pads=False, clamps=True)
-
-# What SeedVR2's diffusion model multiplies latents by.
-SCALING_FACTOR = 0.9152
-
-# scaling_factor and shift_factor of the models that one set of tensors may belong to, by channels of a latent.
-SCALES: dict[int, dict[str, tuple[float, float | None]]] = {
-    4: {"sd": (0.18215, None), "sdxl": (0.13025, None)},
-    16: {"sd3": (1.5305, 0.0609), "flux": (0.3611, 0.1159)},
-}
-
-# A tensor of norms of pixels, which Wan's autoencoder has and those like it.
-GAMMA = r"gamma"
-
-# A tensor that only models with a shortcut around each level have: others count blocks through all levels.
-RESIDUAL = r"encoder\.(?:downsamples\.\d+\.downsamples|down_blocks\.\d+\.resnets)\.0\.(?:residual\.2|conv1)\.weight"
-
 
 class AutoencoderKL(Autoencoder):
     """The autoencoder of SD 1.x and 2.x, SDXL, SD3 and FLUX.1.
@@ -40,15 +23,16 @@ class AutoencoderKL(Autoencoder):
     """
 
     convention = IMAGES
+    families = ("kl2d",)
 
     def _config(self, model: Model, header: Header) -> Config:
-        self._refuse(header, r"bn\.running_mean", AutoencoderKLFlux2)
-        self._refuse(header, GAMMA, AutoencoderKLQwenImage21)
-        fitting = SCALES.get(model.latent_channels, {})
-        chosen = fitting.get(self._parameters_given.get("latent_format", "auto"))
-        scale = {} if chosen is None else {"scaling_factor": chosen[0], "shift_factor": chosen[1]}
-        words = " or ".join(f'"{name}"' for name in fitting)
-        missing = "" if chosen else f"scaling_factor depends on the model: give latent_format={words}, or config=FOLDER"
+        latents, scale, missing = model.latents, {}, ""
+        if latents is None:
+            words = " or ".join(f'"{name}"' for name in model.latent_formats)
+            named = f"latent_format={words}, or " if words else ""
+            missing = f"scaling_factor depends on the model: give {named}config=FOLDER"
+        else:
+            scale = {"scaling_factor": latents.scale, "shift_factor": latents.shift or None}
         fields = {"latents_mean": None, "latents_std": None, "force_upcast": True}
         return Config({**_image_sizes(model, header), **fields, **scale}, missing)
 
@@ -62,9 +46,10 @@ class AutoencoderKLFlux2(Autoencoder):
     """The autoencoder of FLUX.2. `bn` has the statistics that its pipelines scale latents with."""
 
     convention = IMAGES
+    families = ("kl2d",)
+    packed = True
 
     def _config(self, model: Model, header: Header) -> Config:
-        self._refuse(header, GAMMA, AutoencoderKLQwenImage21)
         decoder = header.matching(r"decoder\.up\.(\d+)\.block\.0\.conv1\.weight")
         # diffusers counts levels from the lowest resolution here.
         running = header.matching(r"decoder\.up_blocks\.(\d+)\.resnets\.0\.conv1\.weight")
@@ -86,9 +71,8 @@ class _AutoencoderLikeWan(Autoencoder):
     convention = LIKE_WAN
 
     def _config(self, model: Model, header: Header) -> Config:
-        self._refuse(header, r"upscale_conv\.weight", AutoencoderKLSeedVR2)
-        self._refuse(header, r"(?:conv_)?norm_out\.weight", AutoencoderKL)
-        mean, std = STATISTICS.get(model.latent_channels, (None, None))
+        latents = model.latents
+        mean, std = (None, None) if latents is None else (list(latents.means), list(latents.deviations))
         ((base, pixels, *_),) = header.matching(r"encoder\.conv(?:1|_in)()\.weight").values()
         patch = math.isqrt(pixels // model.pixel_channels)
         levels = int(math.log2(model.spatial_scale // patch))
@@ -105,7 +89,7 @@ class _AutoencoderLikeWan(Autoencoder):
             "patch_size": None if patch == 1 else patch,
             "scale_factor_temporal": 2**halvings,
             "scale_factor_spatial": model.spatial_scale,
-            "is_residual": bool(header.matching(RESIDUAL)),
+            "is_residual": model.family != "wan21",
         }
         if fields["is_residual"]:
             ((fields["decoder_base_dim"], *_),) = header.matching(r"decoder\.(?:head\.0|norm_out)()\.gamma").values()
@@ -127,12 +111,15 @@ class _AutoencoderLikeWan(Autoencoder):
 class AutoencoderKLWan(_AutoencoderLikeWan):
     """The autoencoder of Wan 2.1, or that of Wan 2.2's 5B model."""
 
+    families = ("wan21", "wan22")
+
 
 class AutoencoderKLQwenImage(_AutoencoderLikeWan):
     """The autoencoder of Qwen-Image, which is that of Wan 2.1 with other weights."""
 
+    families = ("wan21",)
+
     def _own_fields(self, found: Config, header: Header) -> Config:
-        self._refuse(header, RESIDUAL, AutoencoderKLWan)
         fields = ("base_dim", "z_dim", "temperal_downsample", "latents_mean", "latents_std")
         return Config({**{key: found[key] for key in fields}, "input_channels": found.in_channels})
 
@@ -141,6 +128,7 @@ class AutoencoderKLQwenImage21(_AutoencoderLikeWan):
     """The autoencoder of Qwen-Image 2.1: images with alpha, with an axis of one frame as in diffusers."""
 
     convention = Convention(images=True, pads=False, clamps=True)
+    families = ("qwen21",)
 
 
 class AutoencoderKLSeedVR2(Autoencoder):
@@ -148,11 +136,11 @@ class AutoencoderKLSeedVR2(Autoencoder):
     the last frame, row and column."""
 
     convention = Convention(images=False, pads=True, clamps=False)
+    families = ("seedvr2",)
 
     def _config(self, model: Model, header: Header) -> Config:
-        self._refuse(header, GAMMA, AutoencoderKLWan)
         fields = {
-            "scaling_factor": SCALING_FACTOR,
+            "scaling_factor": None if model.latents is None else model.latents.scale,
             "in_channels": model.pixel_channels,
             "out_channels": model.pixel_channels,
             "latent_channels": model.latent_channels,
@@ -160,6 +148,16 @@ class AutoencoderKLSeedVR2(Autoencoder):
             "temporal_compression_ratio": model.time_scale,
         }
         return Config(fields)
+
+
+CLASSES: tuple[type[Autoencoder], ...] = (
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLWan,
+    AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
+    AutoencoderKLSeedVR2,
+)
 
 
 def _image_sizes(model: Model, header: Header) -> dict[str, Any]:

@@ -77,6 +77,10 @@ class Autoencoder(torch.nn.Module):
     """
 
     convention: ClassVar[Convention]
+    families: ClassVar[tuple[str, ...]]
+    """Of models, as the library names them."""
+    packed: ClassVar[bool] = False
+    """Whether the diffusion model packs pixels of latents into channels."""
     progress: Progress = None
 
     def __init__(
@@ -291,17 +295,16 @@ class Autoencoder(torch.nn.Module):
     def _read(self, header: Header) -> None:
         """Reads what pipelines ask for beside encode and decode."""
 
-    def _check_model(self, model: Model) -> None:
-        if self.convention.images != (model.time_scale == 1):
-            is_for, has = ("images", "video") if self.convention.images else ("video", "images")
-            name = type(self).__name__
-            raise CheckpointError(f"{self._weights}: {name} is for {is_for}; this is an autoencoder of {has}")
+    @classmethod
+    def _is_for(cls, model: Model) -> bool:
+        return model.family in cls.families and cls.packed == (model.latents is not None and model.latents.packing > 1)
 
-    def _refuse(self, header: Header, tensor: str, other: type[Autoencoder]) -> None:
-        """Refuses a checkpoint of the same sizes that has a tensor of another class's."""
-        if header.matching(tensor):
-            name = type(self).__name__
-            raise CheckpointError(f"{self._weights}: {name} is for other checkpoints; use {other.__name__}")
+    def _check_model(self, model: Model) -> None:
+        if not self._is_for(model):
+            from .classes import CLASSES
+
+            names = " or ".join(other.__name__ for other in CLASSES if other._is_for(model))
+            raise CheckpointError(f"{self._weights}: {type(self).__name__} is for other checkpoints; use {names}")
 
     def _check_parameters(self, parameters: dict[str, Any]) -> None:
         for key, why in FIXED.items():

@@ -64,20 +64,6 @@ pub enum Form {
     Banded,
 }
 
-/// In which form a layer keeps what it reads again with its next chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Representation {
-    /// Input frames as they were made.
-    Raw,
-    Normalised,
-    /// Normalised frames in 8 bits.
-    EightBit,
-    /// f32 products of input frames, in place of the frames.
-    PartialSums,
-    /// Statistics alone: the frames are recomputed.
-    Statistics,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Memory {
     Device,

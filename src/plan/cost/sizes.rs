@@ -8,7 +8,7 @@ use crate::ir::{
 };
 use crate::model::{Layer, LevelMap, Network};
 use crate::plan::exclusions::Choices;
-use crate::plan::policy::{Form, LayerPolicy, Memory, Placement, Representation, SchedulePolicy};
+use crate::plan::policy::{LayerPolicy, Memory, Placement, SchedulePolicy};
 use crate::reserve;
 
 /// The device that a plan is for.
@@ -118,8 +118,6 @@ pub struct FrameSizes {
     pub normalised: Vec<Option<u64>>,
     /// Each layer's partial sums, if they replace its causal cache.
     pub partial_sums: Vec<Option<PartialSumsSize>>,
-    /// What each layer keeps of earlier frames.
-    pub kept: Vec<Representation>,
     /// Bytes of the statistics of a frame that is not resident.
     pub statistics: u64,
     /// How each layer's cached frames are split, and the bytes of both parts.
@@ -147,14 +145,6 @@ impl FrameSizes {
         let normalised: Vec<Option<u64>> = normalised.collect();
         let partial_sums: Vec<Option<PartialSumsSize>> =
             layers().map(|(layer, shape)| target.partial_sums(layer, *shape)).collect();
-        let kept = (0..inputs.len()).map(|layer| match (policy.layers[layer], network.layers[layer].cache) {
-            (LayerPolicy { cache: Placement::Recomputed, .. }, _) => Representation::Statistics,
-            (LayerPolicy { form: Form::Banded, .. }, CacheFormat::U8) => Representation::EightBit,
-            (LayerPolicy { form: Form::Banded, .. }, CacheFormat::Exact) => Representation::Normalised,
-            _ if partial_sums[layer].is_some() => Representation::PartialSums,
-            _ if normalised[layer].is_some() => Representation::Normalised,
-            _ => Representation::Raw,
-        });
         let columns = policy.layers.iter().zip(&inputs);
         let columns: Vec<SplitColumns> =
             columns.map(|(layer, shape)| layer.cache.columns(shape.width, target.profile.column_step)).collect();
@@ -171,7 +161,6 @@ impl FrameSizes {
             input,
             input_bytes: target.frame_bytes(input),
             outputs: outputs.collect(),
-            kept: kept.collect(),
             pooled,
             normalised,
             partial_sums,

@@ -23,7 +23,7 @@ impl Emitter {
                 continue;
             }
             for (frame, slot) in frames.clone().zip(slots) {
-                let queue = &mut self.around[*behind];
+                let queue = &mut self.caches[*behind].around;
                 // A range may begin with frames that nothing is added to.
                 if frame >= queue.end() {
                     to.arenas.device.keep(slot);
@@ -40,7 +40,7 @@ impl Emitter {
         frames: impl Iterator<Item = (u64, Slot)>,
         to: &mut Sink,
     ) {
-        let (sizes, queue) = (&self.facts.sizes, &mut self.around[behind]);
+        let (sizes, queue) = (&self.facts.sizes, &mut self.caches[behind].around);
         let bytes = sizes.pooled[behind].expect("means have a size");
         let kind = if self.facts.is_interleaved { SlotKind::Pooled } else { SlotKind::Packed };
         let mut pooled = Vec::new();
@@ -66,7 +66,7 @@ impl Emitter {
     pub fn add_around(&mut self, of: &LayerOutputs, outputs: Vec<SlotRef>, to: &mut Sink) -> Vec<SlotRef> {
         let layer = &self.facts.network.layers[of.layer];
         let Some(level) = layer.level.filter(|_| !outputs.is_empty()) else { return outputs };
-        let (arena, queue) = (&mut to.arenas.device, &mut self.around[of.layer]);
+        let (arena, queue) = (&mut to.arenas.device, &mut self.caches[of.layer].around);
         let shape = layer.output_shape(self.facts.sizes.inputs[of.layer]);
         let channels = self.facts.network.layers[level.from].layout.cout;
         let repeat = match level.map {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
-use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident, drop_cached};
+use super::layer_cache::{CachedSlots, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
     BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise,
@@ -44,8 +44,10 @@ impl Emitter {
         let outputs = self.banded_outputs(of, &inputs, to.arenas);
         let mut band_inputs = self.band_inputs(of, &inputs);
         let frames = self.banded_frames(of, &outputs, &band_inputs);
-        self.write_cache(of, &mut band_inputs, to.arenas);
-        self.write_statistics(of, &mut band_inputs, &mut to.arenas.device);
+        match self.facts.policy.layers[layer].cache {
+            Placement::Columns { .. } => self.write_cache(of, &mut band_inputs, to.arenas),
+            Placement::Recomputed => self.write_statistics(of, &mut band_inputs, &mut to.arenas.device),
+        }
         let BandInputs { list, recomputed, .. } = band_inputs;
         let recomputing = self.facts.network.recomputed_by(layer).filter(|_| !recomputed.is_empty());
         let facts = &self.facts.network.layers[layer];
@@ -75,7 +77,7 @@ impl Emitter {
 
     fn band_inputs(&self, of: &LayerOutputs, inputs: &Inputs) -> BandInputs {
         let end = of.frames.end;
-        let cached = self.caches[of.layer].split_frames().map(BandInput::cached);
+        let cached = self.caches[of.layer].split.iter().copied().map(BandInput::cached);
         let mut list: Vec<BandInput<Slots>> = cached.collect();
         let cached = list.len() as u64;
         list.extend(self.recomputed_inputs(of.layer).map(BandInput::fresh));
@@ -161,7 +163,7 @@ impl Emitter {
     pub fn head_banded(&mut self, head: LayerId, frames: Range<u64>, at: Placement, to: &mut Sink) -> Vec<SlotRef> {
         debug_assert!(self.facts.sizes.partial_sums[head].is_none(), "bands read whole input frames");
         let outputs = self.streamed_outputs(head, frames.clone(), at, to.arenas);
-        let (facts, inputs) = (&self.facts.network.layers[head], self.caches[head].inputs());
+        let (facts, inputs) = (&self.facts.network.layers[head], &self.caches[head].inputs);
         let banded = frames.zip(&outputs).map(|(frame, out)| {
             let recipe = facts.time.recipe(frame);
             let terms = self.band_terms(inputs.first, &recipe, |_| false);
@@ -186,13 +188,13 @@ impl Emitter {
 
     /// The frames of a layer's cache that are recomputed.
     pub fn recomputed_inputs(&self, layer: LayerId) -> impl ExactSizeIterator<Item = SlotRef> + '_ {
-        let statistics = self.caches[layer].statistics().iter().enumerate();
+        let statistics = self.caches[layer].statistics.iter().enumerate();
         statistics.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot })
     }
 
     /// How a stage's first layer computes these frames again, from its queued input.
     pub fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
-        let inputs = self.caches[head].inputs();
+        let inputs = &self.caches[head].inputs;
         self.rematerialised_by(head, frames, |frame| inputs.at(frame))
     }
 
@@ -228,7 +230,7 @@ impl Emitter {
         let fresh = inputs.fresh.clone();
         let oldest = self.oldest_cached(of.layer, fresh.end, of.chunk).unwrap_or(fresh.end);
         let [resident_bytes, host_bytes] = self.facts.sizes.cached[of.layer];
-        let LayerCache::Split(cache) = &mut self.caches[of.layer] else { return };
+        let cache = &mut self.caches[of.layer].split;
         let expired = oldest.saturating_sub(fresh.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
         // A new frame may take the place of one that this operation still reads: backends write a row of it only when
@@ -247,7 +249,7 @@ impl Emitter {
 
     /// Takes slots for the statistics of those fresh inputs that will be recomputed.
     fn write_statistics(&mut self, of: &LayerOutputs, inputs: &mut BandInputs, arena: &mut Arena) {
-        let LayerCache::Statistics(statistics) = &mut self.caches[of.layer] else { return };
+        let statistics = &mut self.caches[of.layer].statistics;
         let cached_frames = if of.chunk.is_last { 0 } else { CACHE_FRAMES };
         let first = of.chunk.frames.end.saturating_sub(cached_frames);
         for (_, input) in inputs.fresh.clone().zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= first) {

@@ -207,7 +207,7 @@ impl WorkItem {
         let into = arena.take(self.emitter.facts.sizes.input_bytes, SlotKind::Pooled);
         to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
         let head = self.network().stages[0].head();
-        self.emitter.caches[head].inputs_mut().frames.push_back(into);
+        self.emitter.caches[head].inputs.frames.push_back(into);
         self.loaded += 1;
         self.pad(arena);
     }
@@ -218,7 +218,7 @@ impl WorkItem {
             return;
         }
         let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head());
-        let inputs = self.emitter.caches[head].inputs_mut();
+        let inputs = &mut self.emitter.caches[head].inputs;
         while inputs.end() < needed {
             let last = *inputs.frames.back().expect("the last frame is cached");
             arena.keep(last);
@@ -252,7 +252,7 @@ impl WorkItem {
     /// Frames that a stage could compute from its queued input.
     fn ready(&self, stage: usize) -> u64 {
         let head = self.network().stages[stage].head();
-        let made = self.network().layers[head].time.outputs(self.emitter.caches[head].inputs().end());
+        let made = self.network().layers[head].time.outputs(self.emitter.caches[head].inputs.end());
         let end = self.ends.as_ref().map_or(made, |ends| made.min(ends[stage]));
         self.reachable(stage, end).saturating_sub(self.computed[stage])
     }
@@ -321,7 +321,7 @@ impl WorkItem {
         let outputs = resident(&values.take(layers.last()));
         match network.stages.get(stage + 1) {
             Some(next) => {
-                self.emitter.caches[next.head()].inputs_mut().frames.extend(outputs);
+                self.emitter.caches[next.head()].inputs.frames.extend(outputs);
                 self.downsample_early(stage + 1, to);
             }
             None => finished.extend(cone.outputs(layers.last(), &chunk.frames).zip(outputs)),

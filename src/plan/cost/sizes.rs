@@ -1,12 +1,11 @@
 //! Bytes of frames and weights on a device, for one network and one input size.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ir::{
     CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
 };
-use crate::model::{Layer, LevelMap, Network};
+use crate::model::{Layer, Network};
 use crate::plan::exclusions::Choices;
 use crate::plan::policy::{LayerPolicy, Memory, Placement, SchedulePolicy};
 use crate::reserve;
@@ -108,91 +107,79 @@ impl<'a> Target<'a> {
 pub struct FrameSizes {
     pub input: FrameShape,
     pub input_bytes: u64,
-    /// Shape of each layer's input.
-    pub inputs: Vec<FrameShape>,
-    /// Bytes of each layer's output.
-    pub outputs: Vec<u64>,
-    /// Bytes of the means that are added to each layer's output around a level.
-    pub pooled: Vec<Option<u64>>,
-    /// Bytes of each layer's normalised input, if an operation of its own makes it.
-    pub normalised: Vec<Option<u64>>,
-    /// Each layer's partial sums, if they replace its causal cache.
-    pub partial_sums: Vec<Option<PartialSumsSize>>,
     /// Bytes of the statistics of a frame that is not resident.
     pub statistics: u64,
-    /// How each layer's cached frames are split, and the bytes of both parts.
-    pub columns: Vec<SplitColumns>,
-    pub cached: Vec<[Option<u64>; 2]>,
-    /// Bytes of each layer's weights with no slab, with the first, with two, and so on.
-    pub weights: Vec<Vec<u64>>,
     pub adds_in_place: bool,
+    pub layers: Vec<LayerSizes>,
 }
 
-impl FrameSizes {
-    pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
-        let inputs = network.input_shapes(input);
-        let layers = || network.layers.iter().zip(&inputs);
-        let outputs = layers().map(|(layer, shape)| target.frame_bytes(layer.output_shape(*shape)));
-        let pooled = layers().map(|(layer, shape)| {
-            let is_mean = layer.level.is_some_and(|level| level.map == LevelMap::Mean);
-            is_mean.then(|| target.frame_bytes(layer.output_shape(*shape)))
-        });
-        let pooled = pooled.collect();
-        let normalised = layers().map(|(layer, shape)| {
-            let fused = target.profile.fuses_norm || target.sizes.normalises_itself(&layer.layout);
-            (layer.layout.prologue != Prologue::None && !fused).then(|| target.frame_bytes(*shape))
-        });
-        let normalised: Vec<Option<u64>> = normalised.collect();
-        let partial_sums: Vec<Option<PartialSumsSize>> =
-            layers().map(|(layer, shape)| target.partial_sums(layer, *shape)).collect();
-        let columns = policy.layers.iter().zip(&inputs);
-        let columns: Vec<SplitColumns> =
-            columns.map(|(layer, shape)| layer.cache.columns(shape.width, target.profile.column_step)).collect();
-        let cached = columns.iter().zip(layers()).map(|(columns, (layer, shape))| {
-            [columns.resident(), columns.host()].map(|Range { start, end }| {
-                (end > start).then(|| target.cached_bytes(FrameShape { width: end - start, ..*shape }, layer.cache))
-            })
-        });
-        let weights = network
-            .layers
-            .iter()
-            .map(|layer| (0..=layer.layout.slabs).map(|slabs| target.fetched_bytes(&layer.layout, slabs)).collect());
-        FrameSizes {
+/// The sizes of a layer's frames.
+#[derive(Debug)]
+pub struct LayerSizes {
+    /// Shape of its input.
+    pub input: FrameShape,
+    /// Bytes of its output.
+    pub output: u64,
+    /// Bytes of its normalised input, if an operation of its own makes it.
+    pub normalised: Option<u64>,
+    /// Its partial sums, if they replace its causal cache.
+    pub partial_sums: Option<PartialSumsSize>,
+    /// How its cached frames are split, and the bytes of both parts.
+    pub columns: SplitColumns,
+    pub resident_part: Option<u64>,
+    pub host_part: Option<u64>,
+    /// Bytes of its weights with no slab, with the first, with two, and so on.
+    pub weights: Vec<u64>,
+}
+
+impl LayerSizes {
+    fn new(layer: &Layer, cache: Placement, input: FrameShape, target: &Target) -> LayerSizes {
+        let Target { profile, sizes, .. } = target;
+        let is_fused = profile.fuses_norm || sizes.normalises_itself(&layer.layout);
+        let has_norm = layer.layout.prologue != Prologue::None;
+        let columns = cache.columns(input.width, profile.column_step);
+        let part = |width: u64| (width > 0).then(|| target.cached_bytes(FrameShape { width, ..input }, layer.cache));
+        LayerSizes {
             input,
-            input_bytes: target.frame_bytes(input),
-            outputs: outputs.collect(),
-            pooled,
-            normalised,
-            partial_sums,
-            statistics: target.statistics_bytes(),
-            cached: cached.collect(),
-            weights: weights.collect(),
-            adds_in_place: target.profile.adds_in_place,
+            output: target.frame_bytes(layer.output_shape(input)),
+            normalised: (has_norm && !is_fused).then(|| target.frame_bytes(input)),
+            partial_sums: target.partial_sums(layer, input),
             columns,
-            inputs,
+            resident_part: part(columns.resident_width()),
+            host_part: part(columns.host_width()),
+            weights: (0..=layer.layout.slabs).map(|slabs| target.fetched_bytes(&layer.layout, slabs)).collect(),
+        }
+    }
+
+    fn grow(&mut self, larger: &LayerSizes) {
+        let grow = |own: &mut Option<u64>, other: Option<u64>| *own = own.map(|own| own.max(other.unwrap_or(0)));
+        self.output = self.output.max(larger.output);
+        grow(&mut self.normalised, larger.normalised);
+        grow(&mut self.resident_part, larger.resident_part);
+        grow(&mut self.host_part, larger.host_part);
+        if let (Some(own), Some(other)) = (&mut self.partial_sums, larger.partial_sums) {
+            own.bytes = own.bytes.max(other.bytes);
         }
     }
 }
 
 impl FrameSizes {
+    pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
+        let layers = network.layers.iter().zip(&policy.layers).zip(network.input_shapes(input));
+        FrameSizes {
+            input,
+            input_bytes: target.frame_bytes(input),
+            statistics: target.statistics_bytes(),
+            adds_in_place: target.profile.adds_in_place,
+            layers: layers.map(|((layer, own), input)| LayerSizes::new(layer, own.cache, input, target)).collect(),
+        }
+    }
+
     /// The same in slots that frames of a `larger` input fit too. Work items that run one after the other then share
     /// slots; otherwise each size of tile would have pooled slots of its own.
     pub fn in_slots_of(mut self, larger: &FrameSizes) -> FrameSizes {
-        let grow = |own: &mut u64, other: u64| *own = other.max(*own);
-        let grow_part = |(own, other): (&mut Option<u64>, &Option<u64>)| {
-            *own = own.map(|own| own.max(other.unwrap_or(0)));
-        };
-        grow(&mut self.input_bytes, larger.input_bytes);
-        self.outputs.iter_mut().zip(&larger.outputs).for_each(|(own, other)| grow(own, *other));
-        self.pooled.iter_mut().zip(&larger.pooled).for_each(grow_part);
-        self.normalised.iter_mut().zip(&larger.normalised).for_each(grow_part);
-        self.cached
-            .iter_mut()
-            .zip(&larger.cached)
-            .for_each(|(own, other)| own.iter_mut().zip(other).for_each(grow_part));
-        for (own, other) in self.partial_sums.iter_mut().zip(&larger.partial_sums) {
-            own.iter_mut().zip(other).for_each(|(own, other)| grow(&mut own.bytes, other.bytes));
-        }
+        self.input_bytes = self.input_bytes.max(larger.input_bytes);
+        self.layers.iter_mut().zip(&larger.layers).for_each(|(own, other)| own.grow(other));
         self
     }
 }

@@ -64,7 +64,7 @@ impl ItemFacts {
     /// The oldest input that output frames from `frame` on read.
     pub fn oldest_needed(&self, layer: LayerId, frame: u64) -> u64 {
         let time = &self.network.layers[layer].time;
-        match self.sizes.partial_sums[layer] {
+        match self.sizes.layers[layer].partial_sums {
             // All inputs that earlier outputs read are in the partial sums.
             Some(_) if frame > self.cone.first(layer) => time.input_end(frame - 1),
             _ => time.oldest(frame),
@@ -255,7 +255,7 @@ impl Emitter {
         let (layer, frames) = (of.layer, resident(inputs.frames));
         let weights = self.weights.of(layer, to);
         let arena = &mut to.arenas.device;
-        let Some(bytes) = self.facts.sizes.normalised[layer] else {
+        let Some(bytes) = self.facts.sizes.layers[layer].normalised else {
             frames.iter().filter(|_| !inputs.consumed).for_each(|slot| arena.keep(*slot));
             self.caches[layer].inputs.frames.extend(frames);
             return;
@@ -270,7 +270,7 @@ impl Emitter {
         let shared = frames.iter().filter(|(from, into)| inputs.consumed && from != into);
         shared.for_each(|(from, _)| arena.drop(*from));
         self.caches[layer].inputs.frames.extend(frames.iter().map(|(_, into)| *into));
-        let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.inputs[layer]);
+        let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.layers[layer].input);
         to.ops.push_back(Op::Normalise(NormaliseOp { layer, layout, weights, shape, frames }));
     }
 
@@ -298,7 +298,7 @@ impl Emitter {
             layer,
             layout: facts.layout,
             weights,
-            input: self.facts.sizes.inputs[layer],
+            input: self.facts.sizes.layers[layer].input,
             frames: conv.collect(),
             statistics: facts.statistics,
             partial_sums,
@@ -324,7 +324,7 @@ impl Emitter {
     /// The partial sums that outputs start from and leave.
     fn partial_sums(&mut self, of: &LayerOutputs, arena: &mut Arena) -> PartialSums<Slots> {
         let (layer, end) = (of.layer, of.frames.end);
-        let Some(PartialSumsSize { bytes, in_place }) = self.facts.sizes.partial_sums[layer] else {
+        let Some(PartialSumsSize { bytes, in_place }) = self.facts.sizes.layers[layer].partial_sums else {
             return PartialSums::NONE;
         };
         let before = self.caches[layer].partial_sums.take();
@@ -358,7 +358,7 @@ impl Emitter {
                 slots.to_vec()
             }
             None => {
-                let bytes = self.facts.sizes.outputs[of.layer];
+                let bytes = self.facts.sizes.layers[of.layer].output;
                 frames.map(|frame| arena.take(bytes, of.kept.slot_kind(frame))).collect()
             }
         }
@@ -367,7 +367,7 @@ impl Emitter {
     /// Mixes the pixels of each frame. Nobody else reads the projections.
     pub fn attention(&mut self, project: LayerId, projections: Vec<Slot>, to: &mut Sink) -> Vec<SlotRef> {
         debug_assert_eq!(self.facts.network.layers[project].layout.window, Window::Point);
-        let (shape, bytes) = (self.facts.sizes.inputs[project], self.facts.sizes.outputs[project]);
+        let (shape, bytes) = (self.facts.sizes.layers[project].input, self.facts.sizes.layers[project].output);
         let mixed: Vec<Slot> = projections.iter().map(|_| to.arenas.device.take(bytes, SlotKind::Packed)).collect();
         let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
         to.ops.push_back(Op::Attention(AttentionOp { shape, frames }));
@@ -377,7 +377,7 @@ impl Emitter {
 
     /// The input frames that a layer keeps on the device after the chunk.
     pub fn kept_inputs(&self, layer: LayerId, chunk: &Chunk) -> Kept {
-        let keeps_frames = !self.facts.is_banded(layer) && self.facts.sizes.partial_sums[layer].is_none();
+        let keeps_frames = !self.facts.is_banded(layer) && self.facts.sizes.layers[layer].partial_sums.is_none();
         if keeps_frames && (self.facts.is_periodic || self.facts.is_interleaved) {
             Kept::From(self.facts.network.layers[layer].time.oldest(chunk.frames.end))
         } else {

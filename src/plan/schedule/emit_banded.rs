@@ -55,9 +55,9 @@ impl Emitter {
             layer,
             layout: facts.layout,
             weights,
-            input: self.facts.sizes.inputs[layer],
+            input: self.facts.sizes.layers[layer].input,
             inputs: list,
-            columns: self.facts.sizes.columns[layer],
+            columns: self.facts.sizes.layers[layer].columns,
             format: facts.cache,
             frames,
             rematerialise: None,
@@ -133,7 +133,7 @@ impl Emitter {
             return self.streamed_outputs(of.layer, of.frames.clone(), Placement::HOST, arenas);
         }
         let sizes = &self.facts.sizes;
-        let may_overwrite = inputs.consumed && sizes.normalised[of.layer] == Some(sizes.outputs[of.layer]);
+        let may_overwrite = inputs.consumed && sizes.layers[of.layer].normalised == Some(sizes.layers[of.layer].output);
         let own = if may_overwrite { all_resident(inputs.frames) } else { None };
         let own = own.map(|mut own| own.split_off(own.len() - of.frames.clone().count()));
         let over = self.residuals(of).or(own);
@@ -151,7 +151,7 @@ impl Emitter {
             match at {
                 Placement::Recomputed => FrameRef::Rematerialised { index, statistics },
                 Placement::Columns { .. } => {
-                    let frame = arenas.host.take(self.facts.sizes.outputs[layer], SlotKind::Packed);
+                    let frame = arenas.host.take(self.facts.sizes.layers[layer].output, SlotKind::Packed);
                     FrameRef::Offloaded { frame, statistics }
                 }
             }
@@ -161,7 +161,7 @@ impl Emitter {
 
     /// The outputs of a stage's head that are not resident. Its inputs are read in place.
     pub fn head_banded(&mut self, head: LayerId, frames: Range<u64>, at: Placement, to: &mut Sink) -> Vec<SlotRef> {
-        debug_assert!(self.facts.sizes.partial_sums[head].is_none(), "bands read whole input frames");
+        debug_assert!(self.facts.sizes.layers[head].partial_sums.is_none(), "bands read whole input frames");
         let outputs = self.streamed_outputs(head, frames.clone(), at, to.arenas);
         let (facts, inputs) = (&self.facts.network.layers[head], &self.caches[head].inputs);
         let banded = frames.zip(&outputs).map(|(frame, out)| {
@@ -169,7 +169,7 @@ impl Emitter {
             let terms = self.band_terms(inputs.first, &recipe, |_| false);
             BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
         });
-        let input = self.facts.sizes.inputs[head];
+        let input = self.facts.sizes.layers[head].input;
         let op = BandedConvOp {
             layer: head,
             layout: facts.layout,
@@ -220,7 +220,7 @@ impl Emitter {
             let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: input(*t), slab: *slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
         });
-        let (layout, input, frames) = (facts.layout, self.facts.sizes.inputs[layer], frames.collect());
+        let (layout, input, frames) = (facts.layout, self.facts.sizes.layers[layer].input, frames.collect());
         Rematerialise { layer, layout, input, block_inputs: Vec::new(), frames }
     }
 
@@ -229,7 +229,7 @@ impl Emitter {
     fn write_cache(&mut self, of: &LayerOutputs, inputs: &mut BandInputs, arenas: &mut Arenas) {
         let fresh = inputs.fresh.clone();
         let oldest = self.oldest_cached(of.layer, fresh.end, of.chunk).unwrap_or(fresh.end);
-        let [resident_bytes, host_bytes] = self.facts.sizes.cached[of.layer];
+        let sizes = &self.facts.sizes.layers[of.layer];
         let cache = &mut self.caches[of.layer].split;
         let expired = oldest.saturating_sub(fresh.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
@@ -238,8 +238,8 @@ impl Emitter {
         let mut reused = expired.into_iter();
         for (_, input) in fresh.zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= oldest) {
             let slots = reused.next().unwrap_or_else(|| CachedFrame {
-                resident: resident_bytes.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
-                host: host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
+                resident: sizes.resident_part.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
+                host: sizes.host_part.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
             });
             input.cached_to = Some(slots);
             cache.push_back(slots);

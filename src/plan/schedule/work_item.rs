@@ -460,14 +460,14 @@ impl WorkItem {
         if own.attends {
             return Kept::None;
         }
-        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.normalised[layer]);
+        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.layers[layer].normalised);
         // A layer that normalises frames of others keeps copies.
         let is_queued = consumes || normalised.is_none();
         let kept = if is_queued { self.emitter.kept_inputs(layer, chunk) } else { Kept::None };
         let overwrites = consumes
             && facts.is_banded(layer)
             && own.residual().is_none()
-            && normalised == Some(facts.sizes.outputs[layer]);
+            && normalised == Some(facts.sizes.layers[layer].output);
         let written = if overwrites { output } else { Kept::None };
         let waits = facts.is_interleaved && chunk.frames.end <= facts.cone.first(layer);
         kept.min(written).min(if waits { Kept::From(0) } else { Kept::None })

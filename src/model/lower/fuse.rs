@@ -375,10 +375,10 @@ impl Fuser<'_> {
     /// What lies before a node that must read a value as it is.
     fn plain_before(&self, id: NodeId) -> Result<Before, String> {
         let before = self.before(self.input_of(id))?;
-        match before.prologue == Prologue::None && !before.attends && before.enlarging.is_none() {
-            true => Ok(before),
-            false => self.refuse(id, "no backend computes it behind another such node"),
+        if before.prologue != Prologue::None || before.attends || before.enlarging.is_some() {
+            return self.refuse(id, "no backend computes it behind another such node");
         }
+        Ok(before)
     }
 
     fn norm_tensors(&self, id: NodeId, tensor: &str, kind: NormKind) -> Result<NormTensors, String> {

@@ -262,9 +262,9 @@ impl Emitter {
         };
         let kept = self.kept_inputs(layer, of.chunk);
         let numbers = of.frames.end - frames.len() as u64..of.frames.end;
-        let normalised = |(frame, slot): (u64, &Slot)| match inputs.consumed && arena.is_sole(*slot) {
-            true => (*slot, *slot),
-            false => (*slot, arena.take(bytes, kept.slot_kind(frame))),
+        let normalised = |(frame, slot): (u64, &Slot)| {
+            let overwrites = inputs.consumed && arena.is_sole(*slot);
+            (*slot, if overwrites { *slot } else { arena.take(bytes, kept.slot_kind(frame)) })
         };
         let frames: Vec<(Slot, Slot)> = numbers.zip(&frames).map(normalised).collect();
         let shared = frames.iter().filter(|(from, into)| inputs.consumed && from != into);

@@ -21,6 +21,7 @@ pub struct Choices {
 
 /// Two choices that no policy makes together.
 #[derive(Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "what they are called, and why, is for docs/planner.md and tests"))]
 pub struct Exclusion {
     pub these: [&'static str; 2],
     pub why: &'static str,

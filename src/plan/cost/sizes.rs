@@ -73,32 +73,16 @@ impl<'a> Target<'a> {
 
     /// Layers that can run in bands, so their caches can leave the device.
     pub fn bandable_layers(&self, network: &Network) -> Vec<LayerId> {
-        let is_head = |layer: LayerId| network.stages[network.stage_of(layer)].head() == layer;
-        let can = |layer: &LayerId| self.can_run_banded(&network.layers[*layer], is_head(*layer));
-        (0..network.layers.len()).filter(can).collect()
+        (0..network.layers.len()).filter(|layer| self.can_run_banded(network, *layer)).collect()
     }
 
     /// Whether a layer can run in bands.
-    pub fn can_run_banded(&self, layer: &Layer, is_head: bool) -> bool {
-        let keeps_partial_sums = self.keeps_partial_sums(layer);
+    pub fn can_run_banded(&self, network: &Network, layer: LayerId) -> bool {
+        let own = &network.layers[layer];
+        let (is_head, keeps_partial_sums) = (network.is_head(layer), self.keeps_partial_sums(own));
         let banded = LayerPolicy::RESIDENT.banded(Placement::HOST);
-        let in_bands = layer.runs_in_bands() && !self.sizes.normalises_itself(&layer.layout);
+        let in_bands = own.runs_in_bands() && !self.sizes.normalises_itself(&own.layout);
         in_bands && !Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.is_excluded()
-    }
-
-    /// What a policy chooses for a layer, and what that is judged by.
-    pub fn choices(&self, policy: &SchedulePolicy, network: &Network, layer: LayerId, is_still: bool) -> Choices {
-        let (facts, stage) = (&network.layers[layer], network.stage_of(layer));
-        Choices {
-            own: policy.layers[layer],
-            chunk: policy.chunks[stage],
-            is_head: layer == network.stages[stage].head(),
-            is_largest: stage == network.largest_stage(),
-            keeps_partial_sums: self.keeps_partial_sums(facts),
-            reads_rematerialised: policy.rematerialised_for(network, layer).is_some(),
-            rounds: facts.cache == CacheFormat::U8,
-            is_still,
-        }
     }
 }
 
@@ -215,19 +199,14 @@ impl WeightBytes {
 const MIN_WEIGHT_SHARE: u64 = 256;
 
 /// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.
-pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) -> Vec<bool> {
-    if !target.profile.offloads {
-        return vec![false; network.layers.len()];
-    }
+pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<bool> {
     let bytes: Vec<u64> = network.layers.iter().map(|layer| target.sizes.weight_bytes(&layer.layout)).collect();
     let least = bytes.iter().sum::<u64>() / MIN_WEIGHT_SHARE;
-    let pixels = network.stage_pixels(input);
-    let full = pixels.iter().copied().max().unwrap_or(0);
-    let mut found = vec![false; bytes.len()];
     let fetched = LayerPolicy { weights: Memory::Host, ..LayerPolicy::RESIDENT };
-    for (stage, pixels) in network.stages.iter().zip(&pixels) {
-        let can = !Choices { is_largest: *pixels == full, ..Choices::of(fetched) }.is_excluded();
-        stage.body().for_each(|layer| found[layer] = can && bytes[layer] > least);
-    }
-    found
+    let may_be = |layer: LayerId| {
+        let is_largest = network.is_largest(network.stage_of(layer));
+        !network.is_head(layer) && !Choices { is_largest, ..Choices::of(fetched) }.is_excluded()
+    };
+    let can = |layer: LayerId| target.profile.offloads && bytes[layer] > least && may_be(layer);
+    (0..bytes.len()).map(can).collect()
 }

@@ -11,7 +11,7 @@ use super::repeats::ItemPlace;
 use super::sink::Sink;
 use super::weights::NeededWeights;
 use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
-use crate::model::{Network, Reader, Role, Source};
+use crate::model::{ChunkPairs, Network, Reader, Role, Source};
 use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
@@ -268,7 +268,8 @@ impl WorkItem {
         let frames = self.incomplete_chunk(stage).unwrap_or_else(|| self.chunk_up_to_pair(stage));
         let frames = frames.max(self.least_first_chunk(stage));
         // Caches in 8 bits hold whole pairs.
-        frames + u64::from(self.network().needs_pairs(stage) && self.cuts_pair(stage, frames))
+        let needs_pairs = self.network().chunk_pairs(stage) == ChunkPairs::Required;
+        frames + u64::from(needs_pairs && self.cuts_pair(stage, frames))
     }
 
     /// Where caches are offloaded, an incomplete chunk comes first: there is no cache to move yet, and at the end it
@@ -284,8 +285,7 @@ impl WorkItem {
     /// the others have whole pairs.
     fn chunk_up_to_pair(&self, stage: usize) -> u64 {
         let chunk = self.facts().policy.chunks[stage];
-        let has_pairs = chunk > 1 && self.network().has_pairs(stage) || self.network().needs_pairs(stage);
-        chunk - u64::from(has_pairs && self.cuts_pair(stage, chunk))
+        chunk - u64::from(self.network().chunk_pairs(stage).are_kept(chunk) && self.cuts_pair(stage, chunk))
     }
 
     /// Whether a first chunk of so many frames ends within a pair.

@@ -115,7 +115,7 @@ impl<'a> Search<'a> {
 
     /// The same with weights offloaded, if that makes room.
     fn offloading_weights(&self) -> Search<'a> {
-        let offloaded = fetchable_weights(&self.request.network, self.request.input_frame(), &self.target);
+        let offloaded = fetchable_weights(&self.request.network, &self.target);
         let bytes = WeightBytes::new(&self.request.network, &offloaded, &self.target).host;
         let makes_room = bytes >= self.limit / MIN_WEIGHTS;
         let offloaded = if makes_room { offloaded.into() } else { Arc::clone(&self.offloaded_weights) };

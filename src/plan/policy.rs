@@ -76,8 +76,8 @@ pub struct LayerPolicy {
     pub form: Form,
     /// Of the input frames that it reads again with its next chunk.
     pub cache: Placement,
-    /// Of its output frames, within a chunk: resident, or in host memory.
-    pub output: Placement,
+    /// Where its output frames lie within a chunk.
+    pub output: Memory,
     /// Of a whole chunk, the last output frames that are [recomputed](Placement::Recomputed) instead.
     pub rematerialised: u64,
     pub weights: Memory,
@@ -88,7 +88,7 @@ impl LayerPolicy {
     pub const RESIDENT: LayerPolicy = LayerPolicy {
         form: Form::Whole,
         cache: Placement::RESIDENT,
-        output: Placement::RESIDENT,
+        output: Memory::Device,
         rematerialised: 0,
         weights: Memory::Device,
     };

@@ -15,7 +15,7 @@ use crate::ir::{
 use crate::model::{Cone, Layer, Network, Recipe};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{Form, Placement, SchedulePolicy};
+use crate::plan::policy::{Form, Memory, SchedulePolicy};
 
 /// What a schedule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,18 +177,18 @@ impl Emitter {
         if of.frames.is_empty() {
             return outputs;
         }
-        if self.facts.policy.layers[of.layer].output.uses_host() {
-            outputs.extend(self.head_banded(of.layer, materialised.clone(), Placement::HOST, to));
+        let whole = LayerOutputs { rematerialised: 0, frames: materialised.clone(), ..of.clone() };
+        if self.facts.policy.layers[of.layer].output == Memory::Host {
+            outputs.extend(self.head_banded(&whole, to));
         } else if !materialised.is_empty() {
-            let whole = LayerOutputs { rematerialised: 0, frames: materialised.clone(), ..of.clone() };
             outputs.extend(self.conv_queued(&whole, to).into_iter().map(FrameRef::Resident));
         }
         if of.rematerialised > 0 {
             // The last reader drops the inputs of the others.
             let oldest = self.facts.network.layers[of.layer].time.oldest(materialised.end);
             self.caches[of.layer].inputs.drop_before(Some(oldest), &mut to.arenas.device);
-            let rematerialised = materialised.end..of.frames.end;
-            outputs.extend(self.head_banded(of.layer, rematerialised, Placement::Recomputed, to));
+            let frames = materialised.end..of.frames.end;
+            outputs.extend(self.head_banded(&LayerOutputs { frames, ..of.clone() }, to));
         }
         outputs
     }

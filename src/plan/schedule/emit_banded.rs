@@ -3,15 +3,15 @@
 use std::ops::Range;
 
 use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
-use super::layer_cache::{CachedSlots, SlotRef, all_resident, drop_cached};
+use super::layer_cache::{CachedSlots, FrameQueue, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
-    BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise,
-    RematerialisedFrame, Shortcut, SplitColumns, Term,
+    BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FetchedWeights, FrameRef, LayerId, Op,
+    Prologue, Rematerialise, RematerialisedFrame, Shortcut, Term,
 };
-use crate::model::{Recipe, pair_of};
+use crate::model::pair_of;
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
-use crate::plan::policy::{CACHE_FRAMES, Placement};
+use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 
 /// The inputs of a banded convolution. Frames of the causal cache come first, then those of it that are recomputed,
 /// then fresh ones.
@@ -39,40 +39,54 @@ impl Emitter {
     /// A layer's outputs for fresh inputs that end with the same frame. If these are consumed, outputs may overwrite
     /// them: a band reads its rows before it writes any.
     pub fn conv_banded(&mut self, of: &LayerOutputs, inputs: Inputs, to: &mut Sink) -> Vec<SlotRef> {
-        let (layer, end) = (of.layer, of.frames.end);
-        let weights = self.weights.of(layer, to);
+        let weights = self.weights.of(of.layer, to);
         let outputs = self.banded_outputs(of, &inputs, to.arenas);
-        let mut band_inputs = self.band_inputs(of, &inputs);
-        let frames = self.banded_frames(of, &outputs, &band_inputs);
-        match self.facts.policy.layers[layer].cache {
-            Placement::Columns { .. } => self.write_cache(of, &mut band_inputs, to.arenas),
-            Placement::Recomputed => self.write_statistics(of, &mut band_inputs, &mut to.arenas.device),
+        let mut inputs = self.band_inputs(of, &inputs);
+        match self.facts.policy.layers[of.layer].cache {
+            Placement::Columns { .. } => self.write_cache(of, &mut inputs, to.arenas),
+            Placement::Recomputed => self.write_statistics(of, &mut inputs, &mut to.arenas.device),
         }
-        let BandInputs { list, recomputed, .. } = band_inputs;
-        let recomputing = self.facts.network.recomputed_by(layer).filter(|_| !recomputed.is_empty());
-        let facts = &self.facts.network.layers[layer];
-        let mut op = BandedConvOp {
-            layer,
+        self.emit_bands(of, weights, inputs, &outputs, to);
+        outputs
+    }
+
+    /// The outputs of a stage's head that are not resident. Its inputs are read in place.
+    pub fn head_banded(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
+        let FrameQueue { frames, first } = &self.caches[of.layer].inputs;
+        let inputs = BandInputs {
+            list: frames.iter().map(|slot| BandInput::fresh(FrameRef::Resident(*slot))).collect(),
+            first: *first,
+            recomputed: *first..*first,
+            fresh: *first..first + frames.len() as u64,
+            rounds: false,
+        };
+        let outputs = self.banded_outputs(of, &Inputs { frames: &[], consumed: false }, to.arenas);
+        self.emit_bands(of, None, inputs, &outputs, to);
+        outputs
+    }
+
+    fn emit_bands(
+        &mut self,
+        of: &LayerOutputs,
+        weights: Option<FetchedWeights<Slots>>,
+        inputs: BandInputs,
+        outputs: &[SlotRef],
+        to: &mut Sink,
+    ) {
+        let (facts, sizes) = (&self.facts.network.layers[of.layer], &self.facts.sizes.layers[of.layer]);
+        to.ops.push_back(Op::BandedConv(Box::new(BandedConvOp {
+            layer: of.layer,
             layout: facts.layout,
             weights,
-            input: self.facts.sizes.layers[layer].input,
-            inputs: list,
-            columns: self.facts.sizes.layers[layer].columns,
+            input: sizes.input,
+            frames: self.banded_frames(of, outputs, &inputs),
+            inputs: inputs.list,
+            columns: sizes.columns,
             format: facts.cache,
-            frames,
-            rematerialise: None,
+            rematerialise: of.rematerialise.clone(),
             statistics: facts.statistics,
-        };
-        if op.rematerialised_frames() > 0 {
-            let recompute = || recomputing.map(|by| self.rematerialised_by_head(by, recomputed));
-            op.rematerialise = of.rematerialise.clone().or_else(recompute);
-        }
-        to.ops.push_back(Op::BandedConv(Box::new(op)));
+        })));
         self.done_with_weights(of, to);
-        if let Some(by) = recomputing {
-            self.drop_inputs_before(by, end.saturating_sub(CACHE_FRAMES), of.chunk, &mut to.arenas.device);
-        }
-        outputs
     }
 
     fn band_inputs(&self, of: &LayerOutputs, inputs: &Inputs) -> BandInputs {
@@ -108,10 +122,12 @@ impl Emitter {
         let shortcuts = of.added.filter(|_| residuals.is_none());
         let banded = of.frames.clone().zip(outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
-            let slab = facts.layout.slabs as u8;
+            let term = |(t, slab): &(u64, u8)| {
+                BandTerm { input: (*t - inputs.first) as usize, is_rounded: inputs.is_rounded(*t, frame), slab: *slab }
+            };
             BandedFrame {
-                terms: self.band_terms(inputs.first, &recipe, |input| inputs.is_rounded(input, frame)),
-                shortcut: shortcuts.map(|shortcuts| Shortcut { from: shortcuts[i], slab }),
+                terms: self.facts.terms(&recipe).iter().map(term).collect(),
+                shortcut: shortcuts.map(|from| Shortcut { from: from[i], slab: facts.layout.slabs as u8 }),
                 bias: recipe.bias,
                 residual: residuals.as_ref().map(|residuals| residuals[i]),
                 out: *out,
@@ -120,108 +136,57 @@ impl Emitter {
         banded.collect()
     }
 
-    /// The terms of a recipe. Input `first` of the clip is input 0 of the operation.
-    fn band_terms(&self, first: u64, recipe: &Recipe, is_rounded: impl Fn(u64) -> bool) -> Vec<BandTerm> {
-        let term =
-            |(t, slab): &(u64, u8)| BandTerm { input: (*t - first) as usize, is_rounded: is_rounded(*t), slab: *slab };
-        self.facts.terms(recipe).iter().map(term).collect()
-    }
-
-    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
+    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own. Rematerialised
+    /// ones go nowhere.
     fn banded_outputs(&self, of: &LayerOutputs, inputs: &Inputs, arenas: &mut Arenas) -> Vec<SlotRef> {
-        if self.facts.policy.layers[of.layer].output.uses_host() {
-            return self.streamed_outputs(of.layer, of.frames.clone(), Placement::HOST, arenas);
-        }
-        let sizes = &self.facts.sizes;
-        let may_overwrite = inputs.consumed && sizes.layers[of.layer].normalised == Some(sizes.layers[of.layer].output);
-        let own = if may_overwrite { all_resident(inputs.frames) } else { None };
-        let own = own.map(|mut own| own.split_off(own.len() - of.frames.clone().count()));
-        let over = self.residuals(of).or(own);
-        let outputs = self.outputs(of, over.as_deref(), &mut arenas.device);
-        let mut outputs: Vec<SlotRef> = outputs.into_iter().map(FrameRef::Resident).collect();
-        let rematerialised = of.materialised().end..of.frames.end;
-        outputs.extend(self.streamed_outputs(of.layer, rematerialised, Placement::Recomputed, arenas));
-        outputs
-    }
-
-    /// Outputs that are not resident: in host memory, or computed for their statistics only.
-    fn streamed_outputs(&self, layer: LayerId, frames: Range<u64>, at: Placement, arenas: &mut Arenas) -> Vec<SlotRef> {
-        let output = |(index, _): (usize, u64)| {
-            let statistics = arenas.device.take(self.facts.sizes.statistics, SlotKind::Packed);
-            match at {
-                Placement::Recomputed => FrameRef::Rematerialised { index, statistics },
-                Placement::Columns { .. } => {
-                    let frame = arenas.host.take(self.facts.sizes.layers[layer].output, SlotKind::Packed);
-                    FrameRef::Offloaded { frame, statistics }
-                }
+        let sizes = &self.facts.sizes.layers[of.layer];
+        let statistics = |arenas: &mut Arenas| arenas.device.take(self.facts.sizes.statistics, SlotKind::Packed);
+        let mut outputs: Vec<SlotRef> = match self.facts.policy.layers[of.layer].output {
+            Memory::Host => {
+                let offloaded = of.materialised().map(|_| FrameRef::Offloaded {
+                    statistics: statistics(arenas),
+                    frame: arenas.host.take(sizes.output, SlotKind::Packed),
+                });
+                offloaded.collect()
+            }
+            Memory::Device => {
+                let may_overwrite = inputs.consumed && sizes.normalised == Some(sizes.output);
+                let own = if may_overwrite { all_resident(inputs.frames) } else { None };
+                let own = own.map(|mut own| own.split_off(own.len() - of.frames.clone().count()));
+                let over = self.residuals(of).or(own);
+                let slots = self.outputs(of, over.as_deref(), &mut arenas.device);
+                slots.into_iter().map(FrameRef::Resident).collect()
             }
         };
-        frames.enumerate().map(output).collect()
-    }
-
-    /// The outputs of a stage's head that are not resident. Its inputs are read in place.
-    pub fn head_banded(&mut self, head: LayerId, frames: Range<u64>, at: Placement, to: &mut Sink) -> Vec<SlotRef> {
-        debug_assert!(self.facts.sizes.layers[head].partial_sums.is_none(), "bands read whole input frames");
-        let outputs = self.streamed_outputs(head, frames.clone(), at, to.arenas);
-        let (facts, inputs) = (&self.facts.network.layers[head], &self.caches[head].inputs);
-        let banded = frames.zip(&outputs).map(|(frame, out)| {
-            let recipe = facts.time.recipe(frame);
-            let terms = self.band_terms(inputs.first, &recipe, |_| false);
-            BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
-        });
-        let input = self.facts.sizes.layers[head].input;
-        let op = BandedConvOp {
-            layer: head,
-            layout: facts.layout,
-            weights: None,
-            input,
-            inputs: inputs.frames.iter().map(|slot| BandInput::fresh(FrameRef::Resident(*slot))).collect(),
-            columns: SplitColumns::all_resident(input.width),
-            format: CacheFormat::Exact,
-            frames: banded.collect(),
-            rematerialise: None,
-            statistics: facts.statistics,
-        };
-        to.ops.push_back(Op::BandedConv(Box::new(op)));
+        let rematerialised = 0..of.rematerialised as usize;
+        outputs.extend(rematerialised.map(|index| FrameRef::Rematerialised { index, statistics: statistics(arenas) }));
         outputs
     }
 
     /// The frames of a layer's cache that are recomputed.
-    pub fn recomputed_inputs(&self, layer: LayerId) -> impl ExactSizeIterator<Item = SlotRef> + '_ {
+    fn recomputed_inputs(&self, layer: LayerId) -> impl Iterator<Item = SlotRef> + '_ {
         let statistics = self.caches[layer].statistics.iter().enumerate();
         statistics.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot })
     }
 
-    /// How a stage's first layer computes these frames again, from its queued input.
-    pub fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
-        let inputs = &self.caches[head].inputs;
-        self.rematerialised_by(head, frames, |frame| inputs.at(frame))
-    }
-
-    /// How a layer computes these hidden frames again. `x`: its input, which ends with the same frame.
-    pub fn rematerialised_hidden(&self, first: LayerId, frames: Range<u64>, x: &[Slot]) -> Rematerialise<Slots> {
-        let first_input = frames.end - x.len() as u64;
-        let oldest = self.facts.network.layers[first].time.oldest(frames.start);
-        let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
-        Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by }
-    }
-
-    /// How a layer computes these output frames again. `input`: where each input frame is.
-    fn rematerialised_by(
-        &self,
-        layer: LayerId,
-        frames: Range<u64>,
-        input: impl Fn(u64) -> Slot,
-    ) -> Rematerialise<Slots> {
+    /// How a layer computes these output frames again from its `inputs`, which end with the same frame if it has a norm.
+    pub fn rematerialised_by(&self, layer: LayerId, frames: Range<u64>, inputs: &FrameQueue) -> Rematerialise<Slots> {
         let facts = &self.facts.network.layers[layer];
+        let has_norm = facts.layout.prologue != Prologue::None;
+        let normalised = (facts.time.oldest(frames.start)..inputs.end()).filter(|_| has_norm);
         let needed = frames.take_while(|_| self.facts.purpose != Purpose::Rehearsal);
         let frames = needed.map(|frame| {
             let recipe = facts.time.recipe(frame);
-            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: input(*t), slab: *slab });
+            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: inputs.at(*t), slab: *slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
         });
-        let (layout, input, frames) = (facts.layout, self.facts.sizes.layers[layer].input, frames.collect());
-        Rematerialise { layer, layout, input, block_inputs: Vec::new(), frames }
+        Rematerialise {
+            layer,
+            layout: facts.layout,
+            input: self.facts.sizes.layers[layer].input,
+            block_inputs: normalised.map(|frame| inputs.at(frame)).collect(),
+            frames: frames.collect(),
+        }
     }
 
     /// Takes slots for those fresh inputs that later frames read: the left columns on the device, the rest in host

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs, Purpose};
-use super::layer_cache::{SlotRef, drop_frames, resident};
+use super::layer_cache::{FrameQueue, SlotRef, drop_frames, resident};
 use super::repeats::ItemPlace;
 use super::sink::Sink;
 use super::weights::NeededWeights;
@@ -312,11 +312,21 @@ impl WorkItem {
         self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
         let frames = vec![Vec::new(); layers.layers.len()];
         let mut values = ChunkValues { head: layers.head(), frames, kept: self.kept_outputs(&chunk) };
-        let made = self.head(&chunk, values.kept[0], to);
-        self.emitter.hand_around(layers.head(), chunk.frames.clone(), &made, to);
-        *values.of(layers.head()) = made;
-        for layer in layers.body() {
-            self.body_layer(layer, &chunk, &mut values, to);
+        let reads_input_last = self.reads_input_last(&chunk);
+        for layer in layers.layers.clone() {
+            if layer == layers.head() {
+                let made = self.head(&chunk, values.kept[0], to);
+                *values.of(layer) = made;
+            } else {
+                self.body_layer(layer, &chunk, &mut values, to);
+            }
+            if layer == reads_input_last {
+                let end = chunk.frames.end.saturating_sub(self.reread(stage));
+                self.emitter.drop_inputs_before(layers.head(), end, &chunk, &mut to.arenas.device);
+            }
+            if layer == layers.head() {
+                self.emitter.hand_around(layer, chunk.frames.clone(), values.of(layer), to);
+            }
         }
         let outputs = resident(&values.take(layers.last()));
         match network.stages.get(stage + 1) {
@@ -356,13 +366,18 @@ impl WorkItem {
         let rematerialised = self.facts().rematerialised(head, chunk);
         let own = LayerOutputs::plain(head, chunk, chunk.frames.start + early as u64..end, kept);
         outputs.extend(self.emitter.head(&LayerOutputs { rematerialised, ..own }, to));
-        // Inputs of rematerialised frames are dropped by the last reader, those of a recomputed cache by its layer.
-        let recomputes = self.recomputes(stage).is_some_and(|layer| self.emitter.recomputed_inputs(layer).len() > 0);
-        if rematerialised == 0 && !recomputes {
-            let end = end.saturating_sub(self.reread(stage));
-            self.emitter.drop_inputs_before(head, end, chunk, &mut to.arenas.device);
-        }
         outputs
+    }
+
+    /// The last layer that reads the queued input of a stage: the head, or the one that has frames of the head computed
+    /// again.
+    fn reads_input_last(&self, chunk: &Chunk) -> LayerId {
+        let head = self.network().stages[chunk.stage].head();
+        let has_cache = |layer: &LayerId| !self.emitter.caches[*layer].statistics.is_empty();
+        let recomputing = self.recomputes(chunk.stage).filter(has_cache);
+        let mut readers = self.network().readers(head).iter().map(|reader| reader.layer);
+        let rematerialising = if self.facts().rematerialised(head, chunk) > 0 { readers.next_back() } else { None };
+        recomputing.or(rematerialising).unwrap_or(head)
     }
 
     /// The outputs of a layer whose input is made in the same stage. Drops the values that no later layer reads.
@@ -396,26 +411,30 @@ impl WorkItem {
         let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
         for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
             drop_frames(values.take(from), to.arenas);
-            if from == values.head && facts.rematerialised(from, chunk) > 0 {
-                self.emitter.drop_inputs_before(from, chunk.frames.end, chunk, &mut to.arenas.device);
-            }
         }
     }
 
-    /// How a layer's rematerialised inputs are computed: by the layer that made them, from its queued input if that is
-    /// the stage's first, else from values of the chunk.
+    /// How the rematerialised frames that a layer reads are computed: those of its cache by the stage's head, others by
+    /// the layer that made them. A head's input is queued; that of another layer is a value of the chunk.
     fn rematerialise(&self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues) -> Option<Rematerialise<Slots>> {
-        let by = self.facts().policy.rematerialised_for(self.network(), layer)?;
-        let count = values.of(by).iter().filter(|frame| frame.is_rematerialised()).count() as u64;
-        let frames = chunk.frames.end - count..chunk.frames.end;
-        match by {
-            _ if count == 0 => None,
-            head if head == values.head => Some(self.emitter.rematerialised_by_head(head, frames)),
-            hidden => {
-                let kept = resident(values.of(layer_of(self.network().layers[hidden].input)));
-                Some(self.emitter.rematerialised_hidden(hidden, frames, &kept))
-            }
+        let recomputed = self.emitter.caches[layer].statistics.len() as u64;
+        let (by, frames) = if recomputed > 0 {
+            let end = chunk.frames.end - values.of(values.head).len() as u64;
+            (values.head, end - recomputed..end)
+        } else {
+            let by = self.facts().policy.rematerialised_for(self.network(), layer)?;
+            let count = values.of(by).iter().filter(|frame| frame.is_rematerialised()).count() as u64;
+            (by, chunk.frames.end - count..chunk.frames.end)
+        };
+        if frames.is_empty() {
+            return None;
         }
+        if by == values.head {
+            return Some(self.emitter.rematerialised_by(by, frames, &self.emitter.caches[by].inputs));
+        }
+        let inputs = resident(values.of(layer_of(self.network().layers[by].input)));
+        let inputs = FrameQueue { first: chunk.frames.end - inputs.len() as u64, frames: inputs.into() };
+        Some(self.emitter.rematerialised_by(by, frames, &inputs))
     }
 
     /// Of each layer of a stage, which of its output frames outlive the chunk. An output that is added to in place, or

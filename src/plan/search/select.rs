@@ -406,7 +406,7 @@ impl<'a> Search<'a> {
         let one = SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()]);
         let mut policy = all_offloaded(self.request, &one, &self.target);
         order.into_iter().find_map(|(_, layer)| {
-            policy.layers[layer].output = Placement::HOST;
+            policy.layers[layer].output = Memory::Host;
             self.first_packed(&[Arc::new(policy.clone())])
         })
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, FrameShape, LayerId, SplitColumns};
-use crate::model::{ChunkPairs, Network};
+use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, LayerId, SplitColumns};
+use crate::model::{ChunkPairs, Network, Reader};
 use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
 use crate::plan::exclusions::Choices;
 use crate::plan::policy::{LayerPolicy, MIN_MATERIALISED_HIDDEN, Placement, SchedulePolicy};
@@ -164,34 +164,30 @@ pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target
 
 /// The stage with the most pixels, if the outputs of its first layer can be rematerialised.
 pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
-    Some(request.network.largest_stage()).filter(|stage| can_rematerialise(request, *stage, target))
+    let (network, stage) = (&request.network, request.network.largest_stage());
+    let can = target.profile.offloads && can_stream_outputs(request, network.stages[stage].head(), target);
+    can.then_some(stage)
 }
 
 /// The stage with the most pixels, if hidden frames of its layers can be rematerialised.
 pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
-    let (network, stage) = (&*request.network, request.network.largest_stage());
-    let shapes = network.input_shapes(request.input_frame());
-    let firsts: Vec<LayerId> = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).collect();
+    let (network, stage) = (&request.network, request.network.largest_stage());
+    let mut firsts = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).peekable();
     let hidden = LayerPolicy { rematerialised: 1, ..LayerPolicy::RESIDENT.banded(Placement::RESIDENT) };
     let rounds = network.chunk_pairs(stage) == ChunkPairs::Required;
     let is_excluded = Choices { rounds, ..Choices::of(hidden) }.is_excluded();
-    let can = firsts.iter().all(|first| can_stream_outputs(network, *first, shapes[*first], target));
-    (target.profile.offloads && !is_excluded && !firsts.is_empty() && can).then_some(stage)
-}
-
-/// Whether the outputs of a stage's first layer can be rematerialised for their readers.
-pub fn can_rematerialise(request: &Request, stage: usize, target: &Target) -> bool {
-    let network = &*request.network;
-    let head = network.stages[stage].head();
-    let input = network.input_shapes(request.input_frame())[head];
-    target.profile.offloads && network.may_stream(head) && can_stream_outputs(network, head, input, target)
+    let can = target.profile.offloads && !is_excluded && firsts.peek().is_some();
+    (can && firsts.all(|first| can_stream_outputs(request, first, target))).then_some(stage)
 }
 
 /// Whether a layer can run in bands whose outputs are not resident, and all readers with it.
-pub fn can_stream_outputs(network: &Network, layer: LayerId, input: FrameShape, target: &Target) -> bool {
-    if !network.readers(layer).iter().all(|reader| target.can_run_banded(network, reader.layer)) {
+pub fn can_stream_outputs(request: &Request, layer: LayerId, target: &Target) -> bool {
+    let network = &request.network;
+    let in_bands = |reader: &Reader| target.can_run_banded(network, reader.layer);
+    if !network.may_stream(layer) || !network.readers(layer).iter().all(in_bands) {
         return false;
     }
+    let input = network.input_shapes(request.input_frame())[layer];
     let (layout, columns) = (network.layers[layer].layout, SplitColumns::all_resident(input.width));
     let shape = BandShape { layout, input, columns, format: CacheFormat::Exact };
     target.sizes.band_bytes(&shape, &[BandPart::Input(0), BandPart::Output(0)], 1).is_some()

@@ -10,7 +10,7 @@ use crate::ir::{
     Prologue, Rematerialise, RematerialisedFrame, Shortcut, Term,
 };
 use crate::model::pair_of;
-use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
+use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 
 /// The inputs of a banded convolution. Frames of the causal cache come first, then those of it that are recomputed,

@@ -226,16 +226,11 @@ impl WorkItem {
         }
     }
 
-    /// Whether a stream's slice is not there yet. Work starts with the whole slice, so that memory does not depend on
-    /// how the host pushes.
-    pub fn is_waiting(&self, pushed: bool) -> bool {
-        pushed && self.room() > 0
-    }
-
     /// Schedules one chunk of the current slice; `false` if nothing is left to do without more input. With `may_load`,
-    /// loads input as needed. Finished frames are appended to `finished`.
+    /// loads input as needed. Without, work starts with the whole slice, so that memory does not depend on how the host
+    /// pushes. Finished frames are appended to `finished`.
     pub fn advance(&mut self, may_load: bool, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) -> bool {
-        if self.is_waiting(!may_load) {
+        if !may_load && self.room() > 0 {
             return false;
         }
         let stages = 0..self.network().stages.len();

@@ -24,7 +24,7 @@ use crate::plan::exclusions::Choices;
 use crate::plan::plan::Plan;
 use crate::plan::policy::{Form, Placement, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
-use crate::plan::schedule::{Next, Schedule};
+use crate::plan::schedule::{Next, Purpose, Schedule};
 use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
@@ -554,7 +554,7 @@ fn rehearsed<T>(
 ) -> Vec<T> {
     let (target, mut found) = (device.target(), Vec::new());
     let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(device).unwrap().spec };
-    let schedule = Schedule::new(spec, Some(9), Arenas::default(), &target);
+    let schedule = Schedule::new(Purpose::Run, spec, Some(9), Arenas::default(), &target);
     schedule.rehearse(None, None, &target, |_, op| found.extend(of(op)));
     found
 }

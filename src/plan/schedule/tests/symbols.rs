@@ -192,7 +192,7 @@ impl Symbols {
         let at = |slot: Slot| self.memory.read(&arenas.device, slot);
         let (device, host) = match &op {
             Op::Load(op) => {
-                let region = spec.regions(spec.tile_of(op.item)).0;
+                let region = spec.input_region(spec.tile_of(op.item));
                 (vec![(op.into, hash((op.batch, op.frame, region.top, region.left)))], vec![])
             }
             Op::Fetch(op) => (vec![(op.into.at, hash(("weights", op.layer, op.into.slabs)))], vec![]),

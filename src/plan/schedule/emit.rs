@@ -228,13 +228,8 @@ impl Emitter {
             return Vec::new();
         }
         let waited = std::mem::take(&mut self.caches[of.layer].waiting);
-        let joined: Vec<SlotRef>;
-        let frames = if waited.is_empty() {
-            frames
-        } else {
-            joined = [&waited, frames].concat();
-            &joined
-        };
+        let all = [&waited, frames].concat();
+        let frames = &all[..];
         if !self.facts.is_banded(of.layer) {
             self.queue_inputs(of, Inputs { frames, consumed }, to);
             let outputs = self.conv_queued(of, to);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
-use super::layer_cache::{CachedSlots, FrameQueue, SlotRef, all_resident, drop_cached};
+use super::layer_cache::{CachedSlots, FrameQueue, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
     BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FetchedWeights, FrameRef, LayerId, Op,
@@ -17,9 +17,9 @@ use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 /// then fresh ones.
 struct BandInputs {
     list: Vec<BandInput<Slots>>,
-    /// The frame of the clip that input 0 is.
+    /// The frame of the clip that input 0 is, and those that do not come from a stored cache.
     first: u64,
-    recomputed: Range<u64>,
+    unstored: Range<u64>,
     fresh: Range<u64>,
     /// Whether outputs of a later pair read an input as the cache stores it.
     rounds: bool,
@@ -27,7 +27,7 @@ struct BandInputs {
 
 impl BandInputs {
     fn is_rounded(&self, input: u64, output: u64) -> bool {
-        self.rounds && input >= self.recomputed.start && pair_of(input) < pair_of(output)
+        self.rounds && self.unstored.contains(&input) && pair_of(input) < pair_of(output)
     }
 
     fn fresh_mut(&mut self) -> &mut [BandInput<Slots>] {
@@ -41,7 +41,7 @@ impl Emitter {
     pub fn conv_banded(&mut self, of: &LayerOutputs, inputs: Inputs, to: &mut Sink) -> Vec<SlotRef> {
         let weights = self.weights.of(of.layer, to);
         let outputs = self.banded_outputs(of, &inputs, to.arenas);
-        let mut inputs = self.band_inputs(of, &inputs);
+        let mut inputs = self.band_inputs(of, inputs.frames, of.frames.end);
         match self.facts.policy.layers[of.layer].cache {
             Placement::Columns { .. } => self.write_cache(of, &mut inputs, to.arenas),
             Placement::Recomputed => self.write_statistics(of, &mut inputs, &mut to.arenas.device),
@@ -52,14 +52,9 @@ impl Emitter {
 
     /// The outputs of a stage's head that are not resident. Its inputs are read in place.
     pub fn head_banded(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
-        let FrameQueue { frames, first } = &self.caches[of.layer].inputs;
-        let inputs = BandInputs {
-            list: frames.iter().map(|slot| BandInput::fresh(FrameRef::Resident(*slot))).collect(),
-            first: *first,
-            recomputed: *first..*first,
-            fresh: *first..first + frames.len() as u64,
-            rounds: false,
-        };
+        let queue = &self.caches[of.layer].inputs;
+        let frames: Vec<SlotRef> = queue.frames.iter().copied().map(FrameRef::Resident).collect();
+        let inputs = self.band_inputs(of, &frames, queue.end());
         let outputs = self.banded_outputs(of, &Inputs { frames: &[], consumed: false }, to.arenas);
         self.emit_bands(of, None, inputs, &outputs, to);
         outputs
@@ -89,21 +84,20 @@ impl Emitter {
         self.done_with_weights(of, to);
     }
 
-    fn band_inputs(&self, of: &LayerOutputs, inputs: &Inputs) -> BandInputs {
-        let end = of.frames.end;
-        let cached = self.caches[of.layer].split.iter().copied().map(BandInput::cached);
-        let mut list: Vec<BandInput<Slots>> = cached.collect();
-        let cached = list.len() as u64;
-        list.extend(self.recomputed_inputs(of.layer).map(BandInput::fresh));
-        let recomputed = list.len() as u64 - cached;
-        list.extend(inputs.frames.iter().map(|frame| BandInput::fresh(*frame)));
-        let fresh = end - inputs.frames.len() as u64..end;
+    /// What a layer keeps, and `fresh` frames that end with input frame `end`.
+    fn band_inputs(&self, of: &LayerOutputs, fresh: &[SlotRef], end: u64) -> BandInputs {
+        let LayerCache { split, statistics, .. } = &self.caches[of.layer];
+        let recomputed = statistics.iter().enumerate();
+        let recomputed = recomputed.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot });
+        let unstored = recomputed.chain(fresh.iter().copied()).map(BandInput::fresh);
+        let list: Vec<BandInput<Slots>> = split.iter().copied().map(BandInput::cached).chain(unstored).collect();
+        let first = end - list.len() as u64;
         let mut all = BandInputs {
-            first: end - list.len() as u64,
-            recomputed: fresh.start - recomputed..fresh.start,
-            rounds: self.facts.network.layers[of.layer].cache == CacheFormat::U8,
-            fresh,
             list,
+            first,
+            unstored: first + split.len() as u64..end,
+            fresh: end - fresh.len() as u64..end,
+            rounds: self.facts.network.layers[of.layer].cache == CacheFormat::U8,
         };
         let time = &self.facts.network.layers[of.layer].time;
         for output in of.frames.clone().filter(|_| all.rounds) {
@@ -161,12 +155,6 @@ impl Emitter {
         let rematerialised = 0..of.rematerialised as usize;
         outputs.extend(rematerialised.map(|index| FrameRef::Rematerialised { index, statistics: statistics(arenas) }));
         outputs
-    }
-
-    /// The frames of a layer's cache that are recomputed.
-    fn recomputed_inputs(&self, layer: LayerId) -> impl Iterator<Item = SlotRef> + '_ {
-        let statistics = self.caches[layer].statistics.iter().enumerate();
-        statistics.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot })
     }
 
     /// How a layer computes these output frames again from its `inputs`, which end with the same frame if it has a norm.

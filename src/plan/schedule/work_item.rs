@@ -113,11 +113,15 @@ impl WorkItem {
         &self.emitter.facts.network
     }
 
+    fn head_of(&self, stage: usize) -> LayerId {
+        self.network().stages[stage].head()
+    }
+
     /// Finds which input frames of each stage the current slice leaves queued.
     fn look_ahead(&mut self) {
         let made = self.network().stage_frames(self.slice_end);
         for (stage, made) in made.into_iter().enumerate() {
-            let head = self.network().stages[stage].head();
+            let head = self.head_of(stage);
             let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
             self.first_queued[stage] = self.facts().oldest_needed(head, next.max(self.first(stage)));
         }
@@ -125,7 +129,7 @@ impl WorkItem {
 
     /// The first frame of a stage.
     fn first(&self, stage: usize) -> u64 {
-        self.facts().cone.first(self.network().stages[stage].head())
+        self.facts().cone.first(self.head_of(stage))
     }
 
     /// Up to which frame a stage computes whose input suffices for frames up to `end`.
@@ -137,7 +141,7 @@ impl WorkItem {
     /// The fewest frames of a stage's first chunk. Rematerialised frames cannot wait: a chunk with some reaches to the
     /// first output of the layers whose input they are.
     fn least_first_chunk(&self, stage: usize) -> u64 {
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         if self.facts().policy.layers[head].rematerialised == 0 {
             return 1;
         }
@@ -206,7 +210,7 @@ impl WorkItem {
         // A stream's host pushes frames at any time.
         let into = arena.take(self.emitter.facts.sizes.input_bytes, SlotKind::Pooled);
         to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
-        let head = self.network().stages[0].head();
+        let head = self.head_of(0);
         self.emitter.caches[head].inputs.frames.push_back(into);
         self.loaded += 1;
         self.pad(arena);
@@ -217,7 +221,7 @@ impl WorkItem {
         if self.total != Some(self.loaded) || self.loaded == self.facts().cone.first_input {
             return;
         }
-        let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head());
+        let (needed, head) = (self.network().padded_frames(self.loaded), self.head_of(0));
         let inputs = &mut self.emitter.caches[head].inputs;
         while inputs.end() < needed {
             let last = *inputs.frames.back().expect("the last frame is cached");
@@ -246,7 +250,7 @@ impl WorkItem {
 
     /// Frames that a stage could compute from its queued input.
     fn ready(&self, stage: usize) -> u64 {
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         let made = self.network().layers[head].time.outputs(self.emitter.caches[head].inputs.end());
         let end = self.ends.as_ref().map_or(made, |ends| made.min(ends[stage]));
         self.reachable(stage, end).saturating_sub(self.computed[stage])
@@ -340,7 +344,7 @@ impl WorkItem {
 
     /// Where frames wait for their chunk, a downsampler runs early: its output is smaller.
     fn downsample_early(&mut self, stage: usize, to: &mut Sink) {
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         let ready = self.ready(stage);
         if self.network().layers[head].layout.window != Window::Down || ready >= self.chunk_frames(stage) {
             return;
@@ -355,7 +359,7 @@ impl WorkItem {
     /// The outputs of a stage's first layer.
     fn head(&mut self, chunk: &Chunk, kept: Kept, to: &mut Sink) -> Vec<SlotRef> {
         let (stage, end) = (chunk.stage, chunk.frames.end);
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         let early = self.early[stage].len().min(chunk.count() as usize);
         let mut outputs: Vec<SlotRef> = self.early[stage].drain(..early).collect();
         let rematerialised = self.facts().rematerialised(head, chunk);
@@ -367,7 +371,7 @@ impl WorkItem {
     /// The last layer that reads the queued input of a stage: the head, or the one that has frames of the head computed
     /// again.
     fn reads_input_last(&self, chunk: &Chunk) -> LayerId {
-        let head = self.network().stages[chunk.stage].head();
+        let head = self.head_of(chunk.stage);
         let has_cache = |layer: &LayerId| !self.emitter.caches[*layer].statistics.is_empty();
         let recomputing = self.recomputes(chunk.stage).filter(has_cache);
         let mut readers = self.network().readers(head).iter().map(|reader| reader.layer);

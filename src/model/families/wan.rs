@@ -236,7 +236,7 @@ fn outputs(tensors: &FileTensors, name: &str, most: u64) -> Check<u64> {
     tensors.dimension(&format!("{name}.weight"), 0, "output channels", most)
 }
 
-/// Channels of a pixel at most: of patches of 2 x 2 with an alpha channel.
+/// Channels of a pixel at most: of 2 x 2 unshuffled pixels with an alpha channel.
 const MAX_PIXEL: u64 = 16;
 
 /// Frames of video per latent frame.

@@ -192,7 +192,7 @@ impl Fuser<'_> {
         Ok(())
     }
 
-    /// Loads and stores make patches.
+    /// Loads and stores unshuffle pixels.
     fn fuse_patch(&mut self, id: NodeId, side: u64) -> Result<(), String> {
         let (from, input) = (self.input_of(id), matches!(self.node(id).op, NodeOp::Patch { .. }));
         let is_end = if input { from == 0 } else { id == self.graph.output() && self.readers[from] == 1 };

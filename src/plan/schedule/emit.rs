@@ -209,7 +209,8 @@ impl Emitter {
     pub fn hidden(&self, layer: LayerId, chunk: &Chunk) -> u64 {
         let ItemFacts { network, cone, .. } = &*self.facts;
         let can = |layer: LayerId| {
-            let none_waits = self.caches[layer].waiting.is_empty() && cone.outputs(layer, &chunk.frames) == chunk.frames;
+            let none_waits =
+                self.caches[layer].waiting.is_empty() && cone.outputs(layer, &chunk.frames) == chunk.frames;
             self.facts.is_banded(layer) && none_waits
         };
         let rematerialised = self.facts.rematerialised(layer, chunk);

@@ -116,8 +116,10 @@ impl Emitter {
         let shortcuts = of.added.filter(|_| residuals.is_none());
         let banded = of.frames.clone().zip(outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
-            let term = |(t, slab): &(u64, u8)| {
-                BandTerm { input: (*t - inputs.first) as usize, is_rounded: inputs.is_rounded(*t, frame), slab: *slab }
+            let term = |(t, slab): &(u64, u8)| BandTerm {
+                input: (*t - inputs.first) as usize,
+                is_rounded: inputs.is_rounded(*t, frame),
+                slab: *slab,
             };
             BandedFrame {
                 terms: self.facts.terms(&recipe).iter().map(term).collect(),

@@ -67,13 +67,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// `frames`: where the input ends, or `None` for a stream.
-    pub fn new(
-        purpose: Purpose,
-        spec: ScheduleSpec,
-        frames: Option<u64>,
-        arenas: Arenas,
-        target: &Target,
-    ) -> Schedule {
+    pub fn new(purpose: Purpose, spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
         let places = match purpose {
             Purpose::Run => all_items(&spec),
             Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
@@ -293,9 +287,8 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
-        let goes_on = |arenas: &Arenas| {
-            slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled()
-        };
+        let goes_on =
+            |arenas: &Arenas| slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled();
         let feed = |schedule: &mut Schedule| goes_on(&schedule.arenas) && schedule.feed(frames);
         self.walk(feed, |arenas, op, _| {
             let goes_on = goes_on(arenas);

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use self::policies::{has_cache, rematerialises, rematerialises_hidden};
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{
-    CacheFormat, ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, Op, PairCosts, PartialSums, PinnedBytes, Shape,
+    CacheFormat, ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, Op, PairCosts, PartialSums,
+    PinnedBytes, Shape,
 };
 use crate::model::families::seedvr2::Sizes;
 use crate::model::lower::PAIR_SLABS;

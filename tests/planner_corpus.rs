@@ -74,7 +74,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
         materialised(&report.rematerialised_frames),
         materialised(&report.rematerialised_hidden),
         caches.join(","),
-        count(|own| own.output.uses_host()),
+        count(|own| own.output == Memory::Host),
         count(|own| own.weights == Memory::Host),
     )
 }

@@ -136,10 +136,13 @@ fn line<L: Location>(op: &Op<L>) -> String {
 
 fn listing(plan: &Plan, target: &Target) -> String {
     let mut text = String::new();
-    let ended = plan.schedule(target).walk(None, |_, op, _| {
-        op.iter().for_each(|op| writeln!(text, "{}", line(op)).unwrap());
-        true
-    });
+    let ended = plan.schedule(target).walk(
+        |_| false,
+        |_, op, _| {
+            writeln!(text, "{}", line(op)).unwrap();
+            true
+        },
+    );
     assert!(ended);
     text
 }

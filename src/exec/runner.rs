@@ -96,7 +96,7 @@ impl<B: Backend> Runner<'_, B> {
 
     fn load(&mut self, spec: &ScheduleSpec, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
         let from = self.tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
-        let region = spec.regions(spec.tile_of(op.item)).0;
+        let region = spec.input_region(spec.tile_of(op.item));
         let load = LoadTensor {
             from,
             batch: op.batch,
@@ -125,7 +125,7 @@ impl<B: Backend> Runner<'_, B> {
             return Err(Error::Internal("a blend without tiles".into()));
         };
         let (row, column) = grid.position(tile);
-        let region = spec.regions(Some(tile)).1;
+        let region = spec.output_region(Some(tile));
         let blend = BlendTile {
             from: op.from,
             from_shape: region.shape,

@@ -230,8 +230,8 @@ pub struct Rematerialise<L: Location> {
     pub layer: LayerId,
     pub layout: ConvLayout,
     pub input: FrameShape,
-    /// Every frame that terms name, if the layer is a block's first: each band normalises the rows it needs. They have
-    /// the shape of the operation's input. Empty if it is a stage's head, which has no norm.
+    /// Of a layer with a norm, every frame that terms name: each band normalises the rows it needs. They have the shape
+    /// of the operation's input. Without a norm frames are read in place.
     pub block_inputs: Vec<L::Device>,
     pub frames: Vec<RematerialisedFrame<L>>,
 }
@@ -266,7 +266,7 @@ pub enum BandPart {
 }
 
 /// What the sizes of a band's parts depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BandShape {
     pub layout: ConvLayout,
     pub input: FrameShape,

@@ -49,8 +49,8 @@ impl LoadTensor<'_> {
     }
 }
 
-/// The host's channel of a channel of activations, and its row and column within a patch of `side` x `side` pixels. The
-/// channels are `(c * side + column) * side + row`.
+/// The host's channel of a channel of activations, and its row and column within the `side` x `side` pixels that are
+/// unshuffled into one. The channels are `(c * side + column) * side + row`.
 pub const fn patch_pixel(channel: u64, side: u64) -> (u64, [u64; 2]) {
     (channel / (side * side), [channel % side, channel / side % side])
 }

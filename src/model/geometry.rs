@@ -27,7 +27,7 @@ pub struct Geometry {
     pub space: u64,
     /// Frames of video per latent frame, after the first.
     pub time: u64,
-    /// Rows, and columns, of video that are one in activations. Their pixels are channels there.
+    /// Rows, and columns, of video that are unshuffled into one of activations. Their pixels are channels there.
     pub patch: u64,
     /// Rows, and columns, of latent that are one in the host's tensors. Their pixels are channels there.
     pub packing: u64,

@@ -55,7 +55,7 @@ pub enum NodeOp {
     /// The inverse shape: channel `((c * frames + frame) * side + row) * side + column`, divided by the number of
     /// repetitions, is the channel that is copied. The first `frames - 1` new frames are dropped.
     RepeatUnfold(Folding),
-    /// Pixels become channels: `(c * side + column) * side + row`.
+    /// Pixels are unshuffled into channels: `(c * side + column) * side + row`.
     Patch {
         side: u64,
     },

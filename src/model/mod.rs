@@ -15,4 +15,4 @@ pub use cone::{Cone, FrameRange};
 pub use families::Model;
 pub use geometry::{Direction, Geometry};
 pub use lower::{Recipe, Recipes, pair_of};
-pub use network::{Layer, LevelMap, LevelShortcut, Network, Reader, Role, Source, Stage};
+pub use network::{ChunkPairs, Layer, LevelMap, LevelShortcut, Network, Reader, Role, Source, Stage};

@@ -218,6 +218,27 @@ pub enum Role {
     Shortcut,
 }
 
+/// Whether chunks of a stage have whole pairs of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChunkPairs {
+    None,
+    /// Frames of a pair share products. Single frames are allowed: they take the least memory.
+    Preferred,
+    /// A cache in 8 bits holds whole pairs.
+    Required,
+}
+
+impl ChunkPairs {
+    /// Whether chunks of so many frames are changed to have whole pairs.
+    pub fn are_kept(self, frames: u64) -> bool {
+        match self {
+            ChunkPairs::None => false,
+            ChunkPairs::Preferred => frames > 1,
+            ChunkPairs::Required => true,
+        }
+    }
+}
+
 /// What a network is told beside its layers.
 pub(super) struct NetworkFacts {
     pub direction: Direction,
@@ -293,14 +314,16 @@ impl Network {
         self
     }
 
-    /// Whether frames of a stage share products by pairs.
-    pub fn has_pairs(&self, stage: usize) -> bool {
-        self.stages[stage].body().any(|layer| self.layers[layer].layout.pairs.is_some())
-    }
-
-    /// Whether chunks of a stage must not cut pairs: a cache in 8 bits holds whole pairs.
-    pub fn needs_pairs(&self, stage: usize) -> bool {
-        self.stages[stage].body().any(|layer| self.layers[layer].cache == CacheFormat::U8)
+    /// How chunks of a stage treat pairs of frames.
+    pub fn chunk_pairs(&self, stage: usize) -> ChunkPairs {
+        let any = |is: fn(&Layer) -> bool| self.stages[stage].body().any(|layer| is(&self.layers[layer]));
+        if any(|layer| layer.cache == CacheFormat::U8) {
+            ChunkPairs::Required
+        } else if any(|layer| layer.layout.pairs.is_some()) {
+            ChunkPairs::Preferred
+        } else {
+            ChunkPairs::None
+        }
     }
 
     /// The layers that read a layer's output, in their order.
@@ -338,6 +361,11 @@ impl Network {
     /// The stage that a layer belongs to.
     pub fn stage_of(&self, layer: LayerId) -> usize {
         self.stages.partition_point(|stage| stage.layers.end <= layer)
+    }
+
+    /// Whether a layer is the first one of its stage.
+    pub fn is_head(&self, layer: LayerId) -> bool {
+        self.stages[self.stage_of(layer)].head() == layer
     }
 
     /// The layer that can compute the input of `layer` again from the stage's own input: the first one of the stage, if
@@ -423,12 +451,17 @@ impl Network {
         self.stages.iter().map(|stage| self.layers[stage.head()].output_shape(shapes[stage.head()]).pixels()).collect()
     }
 
-    /// The stage with the most pixels a frame.
-    pub fn largest_stage(&self) -> usize {
+    /// Whether no stage has more pixels a frame.
+    pub fn is_largest(&self, stage: usize) -> bool {
         // The input of one latent pixel: the answer is the same for all sizes.
         let side = self.latent_scale();
         let pixels = self.stage_pixels(FrameShape::new(side, side, self.input_channels()));
-        (0..pixels.len()).rev().max_by_key(|stage| pixels[*stage]).unwrap_or(0)
+        pixels.iter().all(|other| *other <= pixels[stage])
+    }
+
+    /// The first stage that no other has more pixels than.
+    pub fn largest_stage(&self) -> usize {
+        (0..self.stages.len()).find(|stage| self.is_largest(*stage)).unwrap_or(0)
     }
 
     /// `inputs` frames, padded by repeating the last until the encoder ends on a whole latent frame.

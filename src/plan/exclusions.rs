@@ -21,6 +21,7 @@ pub struct Choices {
 
 /// Two choices that no policy makes together.
 #[derive(Debug)]
+#[cfg_attr(not(test), expect(dead_code, reason = "what they are called, and why, is for docs/planner.md and tests"))]
 pub struct Exclusion {
     pub these: [&'static str; 2],
     pub why: &'static str,
@@ -69,7 +70,7 @@ pub const EXCLUSIONS: [Exclusion; 9] = [
     Exclusion {
         these: ["an offloaded output", "more than one frame"],
         why: "the caches of its readers are offloaded first, which moves less; only stills have none",
-        are_made: |of| of.own.output != Placement::RESIDENT && !of.is_still,
+        are_made: |of| of.own.output == Memory::Host && !of.is_still,
     },
     Exclusion {
         these: ["offloaded weights", "the stage with the most pixels"],
@@ -122,7 +123,7 @@ mod tests {
         let banded = whole.banded(Placement::HOST);
         let recomputed = whole.banded(Placement::Recomputed);
         let hidden = LayerPolicy { rematerialised: 1, ..banded };
-        let output = LayerPolicy { output: Placement::HOST, ..whole };
+        let output = LayerPolicy { output: Memory::Host, ..whole };
         let fetched = LayerPolicy { weights: Memory::Host, ..whole };
         let allowed = [whole, banded, recomputed, hidden, output, fetched].map(Choices::of);
         assert!(allowed.iter().all(|choices| !choices.is_excluded()));

@@ -65,14 +65,14 @@ impl Plan {
         let (mut all, mut slice) = (Pace::default(), Pace::default());
         let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
         let slices = is_long.then(|| spec.filling_slices(frames) + STEADY_SLICES);
-        let schedule = Schedule::rehearsal(spec.one_clip(), frames, Arenas::default(), target);
+        let schedule = Schedule::new(Purpose::Rehearsal, spec.one_clip(), frames, Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
             if number != slice.slice {
                 slice = Pace { slice: number, ..Pace::default() };
             }
             let work = cost::op_work(op, &network);
-            let estimate = arrivals.pass(op, costs.with_work(op, work));
+            let estimate = arrivals.pass(op, costs.of(op));
             for pace in [&mut all, &mut slice] {
                 pace.estimate = pace.estimate.plus(estimate);
                 pace.work = pace.work.saturating_add(work);
@@ -118,14 +118,14 @@ impl Plan {
         let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
         let spec = self.spec.one_clip();
         let slices = periodic.then_some(filling + PackedLayout::TRACED_SLICES);
-        let schedule = Schedule::rehearsal(spec.clone(), self.frames, self.arenas.emptied(), target);
+        let schedule = Schedule::new(Purpose::Rehearsal, spec.clone(), self.frames, self.arenas.emptied(), target);
         let traced = schedule.rehearse(None, slices, target, |_, _| {});
         self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
         if periodic {
             let endings = self.endings();
             // A stream may end at each of them. It is followed once, and copies of it end.
             let known = self.frames.and(endings.first().copied());
-            let mut schedule = Schedule::rehearsal(spec, known, self.arenas.clone(), target);
+            let mut schedule = Schedule::new(Purpose::Rehearsal, spec, known, self.arenas.clone(), target);
             for end in endings.into_iter().take_while(|_| !target.is_cancelled()) {
                 schedule.follow_stream(end, target);
                 self.arenas.cover_partial(&schedule.clone().rehearse(Some(end), None, target, |_, _| {}));
@@ -167,12 +167,12 @@ impl Plan {
 
     /// The schedule, from the start.
     pub fn schedule(&self, target: &Target) -> Schedule {
-        Schedule::new(self.spec.clone(), self.frames, self.arenas.clone(), target)
+        Schedule::new(Purpose::Run, self.spec.clone(), self.frames, self.arenas.clone(), target)
     }
 
     /// The same for a timeline: of work items that are alike, one.
     pub fn shown_schedule(&self, target: &Target) -> Schedule {
-        Schedule::for_purpose(Purpose::Picture, self.spec.one_clip(), self.frames, self.arenas.clone(), target)
+        Schedule::new(Purpose::Picture, self.spec.one_clip(), self.frames, self.arenas.clone(), target)
     }
 
     /// Bytes of the device block that slots, scratch, bands and staging share.

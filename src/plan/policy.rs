@@ -64,20 +64,6 @@ pub enum Form {
     Banded,
 }
 
-/// In which form a layer keeps what it reads again with its next chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Representation {
-    /// Input frames as they were made.
-    Raw,
-    Normalised,
-    /// Normalised frames in 8 bits.
-    EightBit,
-    /// f32 products of input frames, in place of the frames.
-    PartialSums,
-    /// Statistics alone: the frames are recomputed.
-    Statistics,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Memory {
     Device,
@@ -90,8 +76,8 @@ pub struct LayerPolicy {
     pub form: Form,
     /// Of the input frames that it reads again with its next chunk.
     pub cache: Placement,
-    /// Of its output frames, within a chunk: resident, or in host memory.
-    pub output: Placement,
+    /// Where its output frames lie within a chunk.
+    pub output: Memory,
     /// Of a whole chunk, the last output frames that are [recomputed](Placement::Recomputed) instead.
     pub rematerialised: u64,
     pub weights: Memory,
@@ -102,7 +88,7 @@ impl LayerPolicy {
     pub const RESIDENT: LayerPolicy = LayerPolicy {
         form: Form::Whole,
         cache: Placement::RESIDENT,
-        output: Placement::RESIDENT,
+        output: Memory::Device,
         rematerialised: 0,
         weights: Memory::Device,
     };

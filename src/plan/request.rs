@@ -53,6 +53,11 @@ impl Request {
         self.input.frames == 1
     }
 
+    /// Whether it is not known where the input ends.
+    pub fn is_stream(&self) -> bool {
+        self.input.frames == 0
+    }
+
     /// Latent frames per slice, if the host sets them.
     pub fn slice_latents(&self) -> Option<u64> {
         self.slice.map(|asked| asked.min(MAX_SLICE_LATENTS))
@@ -60,7 +65,7 @@ impl Request {
 
     /// Where the input ends, in frames of the clip; `None` for a stream.
     pub fn input_end(&self) -> Option<u64> {
-        (self.input.frames > 0).then(|| self.cone.first_input + self.input.frames)
+        (!self.is_stream()).then(|| self.cone.first_input + self.input.frames)
     }
 
     /// The input padded to whole latent pixels.

@@ -43,22 +43,23 @@ pub struct Region {
 }
 
 impl ScheduleSpec {
-    /// Input and output regions of a tile; `None` is the whole image.
-    pub fn regions(&self, tile: Option<usize>) -> (Region, Region) {
-        let output = self.network.output_shape(self.input);
-        let (Some(grid), Some(tile)) = (&self.grid, tile) else {
-            let whole = |shape| Region { top: 0, left: 0, shape };
-            return (whole(self.input), whole(output));
-        };
+    /// What a tile reads; `None` is the whole image.
+    pub fn input_region(&self, tile: Option<usize>) -> Region {
+        self.region(tile, self.network.latent_scale(), self.input)
+    }
+
+    /// What a tile makes.
+    pub fn output_region(&self, tile: Option<usize>) -> Region {
+        let scale = self.network.geometry.scale() / self.network.latent_scale();
+        self.region(tile, scale, self.network.output_shape(self.input))
+    }
+
+    /// A tile's part of a frame of shape `whole`, which has `scale` rows for each row of latent.
+    fn region(&self, tile: Option<usize>, scale: u64, whole: FrameShape) -> Region {
+        let (Some(grid), Some(tile)) = (&self.grid, tile) else { return Region { top: 0, left: 0, shape: whole } };
         let (rows, columns) = grid.spans(tile);
-        let region = |scale: u64, channels| Region {
-            top: rows.start * scale,
-            left: columns.start * scale,
-            shape: FrameShape::new(rows.len() * scale, columns.len() * scale, channels),
-        };
-        let scale = self.network.latent_scale();
-        let outward = self.network.geometry.scale() / scale;
-        (region(scale, self.input.channels), region(outward, output.channels))
+        let shape = FrameShape::new(rows.len() * scale, columns.len() * scale, whole.channels);
+        Region { top: rows.start * scale, left: columns.start * scale, shape }
     }
 
     /// The input shapes of all tiles of a clip, each with the number of tiles that have it.

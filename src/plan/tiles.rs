@@ -24,17 +24,19 @@ pub struct TileSize {
 }
 
 impl TileSize {
-    /// Rows and columns of tiles in a latent of this size.
+    /// Rows and columns of tiles in a latent of this size, of so many pixels a side.
     pub fn count(&self, rows: u64, columns: u64, scale: u64) -> (u64, u64) {
-        let count = |length: u64, pixels: u64| {
-            let side = match self.spacing {
-                Spacing::Strided => (pixels / scale).max(1),
-                Spacing::Even => (pixels / scale).clamp(1, length),
-            };
-            let shared = (self.overlap / scale).min(side - 1);
-            length.saturating_sub(shared).div_ceil(side - shared).max(1)
-        };
+        let count = |length: u64, pixels: u64| self.spans(length, (pixels / scale).max(1), scale).len() as u64;
         (count(rows, self.height), count(columns, self.width))
+    }
+
+    /// The tiles of an axis of `length` latent pixels, each `side` long.
+    fn spans(&self, length: u64, side: u64, scale: u64) -> Vec<Span> {
+        let shared = (self.overlap / scale).min(side - 1);
+        match self.spacing {
+            Spacing::Strided => strided(length, side, shared),
+            Spacing::Even => even(length, side, shared),
+        }
     }
 }
 
@@ -124,10 +126,7 @@ impl TileAxis {
             // Tiles that share no whole latent pixel have nothing to fade into.
             Direction::Decode => (scale.latent / scale.patch, if shared == 0 { 0 } else { size.overlap / scale.patch }),
         };
-        let spans = match size.spacing {
-            Spacing::Strided => strided(length, side, shared),
-            Spacing::Even => even(length, side, shared),
-        };
+        let spans = size.spans(length, side, scale.latent);
         let mut weight = vec![0.0; (length * factor) as usize];
         let mut known: Vec<(FadeKind, Arc<[f32]>)> = Vec::new();
         let fades = spans.iter().map(|span| {
@@ -232,20 +231,6 @@ mod tests {
             assert!(spans.iter().all(|span| span.len() == side.min(length)), "{spans:?}");
             assert_eq!((spans[0].start, spans[spans.len() - 1].end), (0, length));
             assert!(spans.windows(2).all(|pair| pair[0].end >= pair[1].start + shared), "{spans:?}");
-        }
-    }
-
-    #[test]
-    fn tiles_are_counted_without_a_grid() {
-        for spacing in [Spacing::Strided, Spacing::Even] {
-            for (rows, columns) in [(8, 9), (12, 15), (14, 8), (41, 60), (1, 100)] {
-                for (side, overlap) in [(64, 16), (64, 60), (64, 0), (104, 96), (8, 8), (72, 1000)] {
-                    let size = TileSize { height: side, width: side, overlap, spacing };
-                    let Some(grid) = Grid::new(size, rows, columns, EIGHT, Direction::Decode) else { continue };
-                    let sides = (grid.rows.spans.len() as u64, grid.columns.spans.len() as u64);
-                    assert_eq!(size.count(rows, columns, 8), sides, "{size:?} of {rows}x{columns}");
-                }
-            }
         }
     }
 

@@ -94,9 +94,8 @@ fn canonical<'a>(names: &[&'a str]) -> Vec<Cow<'a, str>> {
     const UP: &str = "decoder.up_blocks.";
     let level = |name: &str| name.strip_prefix(UP)?.split('.').next()?.parse::<u64>().ok();
     let last = names.iter().filter_map(|name| level(name)).max().unwrap_or(0);
-    let replaced = |name: Cow<'a, str>, from: &str, to: &str| match name.contains(from) {
-        true => Cow::Owned(name.replacen(from, to, 1)),
-        false => name,
+    let replaced = |name: Cow<'a, str>, from: &str, to: &str| {
+        if name.contains(from) { Cow::Owned(name.replacen(from, to, 1)) } else { name }
     };
     let renamed = |name: &&'a str| {
         let level = level(name);
@@ -183,9 +182,10 @@ impl Sizes {
 
     pub fn model(&self) -> Model {
         let Sizes { encoder, decoder, layers, groups, latent_channels, .. } = self;
-        let channels = match encoder == decoder {
-            true => format!("channels {encoder:?}"),
-            false => format!("channels {encoder:?} and {decoder:?}"),
+        let channels = if encoder == decoder {
+            format!("channels {encoder:?}")
+        } else {
+            format!("channels {encoder:?} and {decoder:?}")
         };
         Model {
             family: &FAMILY,
@@ -240,9 +240,10 @@ impl Sizes {
 
     fn decoder(&self) -> Graph {
         let (style, mut graph) = (self.style(), GraphBuilder::new(self.latent_channels));
-        let latent = match self.quant {
-            true => style.conv1(&mut graph, GraphBuilder::INPUT, "post_quant_conv", self.latent_channels),
-            false => GraphBuilder::INPUT,
+        let latent = if self.quant {
+            style.conv1(&mut graph, GraphBuilder::INPUT, "post_quant_conv", self.latent_channels)
+        } else {
+            GraphBuilder::INPUT
         };
         let deepest = self.decoder[self.decoder.len() - 1];
         let x = style.conv3(&mut graph, latent, "decoder.conv_in", deepest);

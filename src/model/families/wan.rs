@@ -222,12 +222,11 @@ fn levels(tensors: &FileTensors, block: BlockName, layers: u64) -> Check<Vec<Lev
 fn level_of(tensors: &FileTensors, block: BlockName, layers: u64, level: u64) -> Check<Level> {
     let convolution = |level: u64| format!("{}.residual.2", block(level, 0));
     let change = block(level, layers);
-    let resampling = match tensors.has(&format!("{}.weight", convolution(level + 1))) {
-        true => Some(Resampling {
-            channels: outputs(tensors, &format!("{change}.resample.1"), MAX_CHANNELS)?,
-            time: tensors.has(&format!("{change}.time_conv.weight")),
-        }),
-        false => None,
+    let resampling = if tensors.has(&format!("{}.weight", convolution(level + 1))) {
+        let channels = outputs(tensors, &format!("{change}.resample.1"), MAX_CHANNELS)?;
+        Some(Resampling { channels, time: tensors.has(&format!("{change}.time_conv.weight")) })
+    } else {
+        None
     };
     Ok(Level { channels: outputs(tensors, &convolution(level), MAX_CHANNELS)?, resampling })
 }
@@ -237,7 +236,7 @@ fn outputs(tensors: &FileTensors, name: &str, most: u64) -> Check<u64> {
     tensors.dimension(&format!("{name}.weight"), 0, "output channels", most)
 }
 
-/// Channels of a pixel at most: of patches of 2 x 2 with an alpha channel.
+/// Channels of a pixel at most: of 2 x 2 unshuffled pixels with an alpha channel.
 const MAX_PIXEL: u64 = 16;
 
 /// Frames of video per latent frame.

@@ -1,5 +1,5 @@
 //! The autoencoders of Wan 2.2 5B and of Qwen-Image 2.1. Levels have shortcuts without weights around them. That of Wan
-//! 2.2 has patches of pixels; that of Qwen-Image 2.1 is the same graph for still images, with an alpha channel.
+//! 2.2 unshuffles pixels; that of Qwen-Image 2.1 is the same graph for still images, with an alpha channel.
 
 use std::borrow::Cow;
 
@@ -39,7 +39,7 @@ pub static QWEN_IMAGE: Family = Family {
     published: &[PublishedModel { name: "qwen-image-2.1", model: || image_model(&published_image()) }],
 };
 
-/// Pixels of video in a row of a patch.
+/// Pixels of video in a row that are unshuffled into one.
 const PATCH: u64 = 2;
 
 const LATENTS: LatentFormat = LatentFormat {

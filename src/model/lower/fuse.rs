@@ -192,7 +192,7 @@ impl Fuser<'_> {
         Ok(())
     }
 
-    /// Loads and stores make patches.
+    /// Loads and stores unshuffle pixels.
     fn fuse_patch(&mut self, id: NodeId, side: u64) -> Result<(), String> {
         let (from, input) = (self.input_of(id), matches!(self.node(id).op, NodeOp::Patch { .. }));
         let is_end = if input { from == 0 } else { id == self.graph.output() && self.readers[from] == 1 };
@@ -375,10 +375,10 @@ impl Fuser<'_> {
     /// What lies before a node that must read a value as it is.
     fn plain_before(&self, id: NodeId) -> Result<Before, String> {
         let before = self.before(self.input_of(id))?;
-        match before.prologue == Prologue::None && !before.attends && before.enlarging.is_none() {
-            true => Ok(before),
-            false => self.refuse(id, "no backend computes it behind another such node"),
+        if before.prologue != Prologue::None || before.attends || before.enlarging.is_some() {
+            return self.refuse(id, "no backend computes it behind another such node");
         }
+        Ok(before)
     }
 
     fn norm_tensors(&self, id: NodeId, tensor: &str, kind: NormKind) -> Result<NormTensors, String> {

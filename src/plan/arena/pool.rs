@@ -299,14 +299,6 @@ impl Arena {
         self.classes.iter().map(SizeClass::total).fold(self.region_bytes(), u64::saturating_add).min(MAX_BYTES)
     }
 
-    /// Bytes and number of the slots of each size, and bytes of the packed region.
-    #[cfg(test)]
-    pub fn demand(&self) -> (Vec<(u64, u64)>, u64) {
-        let mut classes: Vec<(u64, u64)> = self.classes.iter().map(|class| (class.bytes, class.slots)).collect();
-        classes.sort_unstable();
-        (classes, self.region_bytes())
-    }
-
     fn region_bytes(&self) -> u64 {
         match &self.packing {
             Packing::Tracing(trace) => trace.peak_bytes(),
@@ -413,6 +405,15 @@ impl Relocate<Slots, Offsets> for &Arenas {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Arena {
+        /// Bytes and number of the slots of each size, and bytes of the packed region.
+        pub fn demand(&self) -> (Vec<(u64, u64)>, u64) {
+            let mut classes: Vec<(u64, u64)> = self.classes.iter().map(|class| (class.bytes, class.slots)).collect();
+            classes.sort_unstable();
+            (classes, self.region_bytes())
+        }
+    }
 
     #[test]
     fn a_freed_slot_is_taken_again() {

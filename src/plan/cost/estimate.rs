@@ -114,12 +114,7 @@ pub struct CostModel<'a> {
 
 impl CostModel<'_> {
     pub fn of<L: Location>(&self, op: &Op<L>) -> Estimate {
-        self.with_work(op, op_work(op, self.network))
-    }
-
-    /// The same where the operation's work is known.
-    pub fn with_work<L: Location>(&self, op: &Op<L>, work: u64) -> Estimate {
-        let computing = self.products(op, work) / self.target.profile.rates.products;
+        let computing = self.products(op, op_work(op, self.network)) / self.target.profile.rates.products;
         let (seconds, moved) = match op {
             Op::BandedConv(conv) => self.banded(conv, self.moved_by(op), computing),
             // Bound by its products, or by reading its input where it has few outputs.

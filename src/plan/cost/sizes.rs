@@ -1,14 +1,13 @@
 //! Bytes of frames and weights on a device, for one network and one input size.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ir::{
     CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
 };
-use crate::model::{Layer, LevelMap, Network};
+use crate::model::{Layer, Network};
 use crate::plan::exclusions::Choices;
-use crate::plan::policy::{Form, LayerPolicy, Memory, Placement, Representation, SchedulePolicy};
+use crate::plan::policy::{LayerPolicy, Memory, Placement, SchedulePolicy};
 use crate::reserve;
 
 /// The device that a plan is for.
@@ -74,32 +73,16 @@ impl<'a> Target<'a> {
 
     /// Layers that can run in bands, so their caches can leave the device.
     pub fn bandable_layers(&self, network: &Network) -> Vec<LayerId> {
-        let is_head = |layer: LayerId| network.stages[network.stage_of(layer)].head() == layer;
-        let can = |layer: &LayerId| self.can_run_banded(&network.layers[*layer], is_head(*layer));
-        (0..network.layers.len()).filter(can).collect()
+        (0..network.layers.len()).filter(|layer| self.can_run_banded(network, *layer)).collect()
     }
 
     /// Whether a layer can run in bands.
-    pub fn can_run_banded(&self, layer: &Layer, is_head: bool) -> bool {
-        let keeps_partial_sums = self.keeps_partial_sums(layer);
+    pub fn can_run_banded(&self, network: &Network, layer: LayerId) -> bool {
+        let own = &network.layers[layer];
+        let (is_head, keeps_partial_sums) = (network.is_head(layer), self.keeps_partial_sums(own));
         let banded = LayerPolicy::RESIDENT.banded(Placement::HOST);
-        let in_bands = layer.runs_in_bands() && !self.sizes.normalises_itself(&layer.layout);
+        let in_bands = own.runs_in_bands() && !self.sizes.normalises_itself(&own.layout);
         in_bands && !Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.is_excluded()
-    }
-
-    /// What a policy chooses for a layer, and what that is judged by.
-    pub fn choices(&self, policy: &SchedulePolicy, network: &Network, layer: LayerId, is_still: bool) -> Choices {
-        let (facts, stage) = (&network.layers[layer], network.stage_of(layer));
-        Choices {
-            own: policy.layers[layer],
-            chunk: policy.chunks[stage],
-            is_head: layer == network.stages[stage].head(),
-            is_largest: stage == network.largest_stage(),
-            keeps_partial_sums: self.keeps_partial_sums(facts),
-            reads_rematerialised: policy.rematerialised_for(network, layer).is_some(),
-            rounds: facts.cache == CacheFormat::U8,
-            is_still,
-        }
     }
 }
 
@@ -108,102 +91,79 @@ impl<'a> Target<'a> {
 pub struct FrameSizes {
     pub input: FrameShape,
     pub input_bytes: u64,
-    /// Shape of each layer's input.
-    pub inputs: Vec<FrameShape>,
-    /// Bytes of each layer's output.
-    pub outputs: Vec<u64>,
-    /// Bytes of the means that are added to each layer's output around a level.
-    pub pooled: Vec<Option<u64>>,
-    /// Bytes of each layer's normalised input, if an operation of its own makes it.
-    pub normalised: Vec<Option<u64>>,
-    /// Each layer's partial sums, if they replace its causal cache.
-    pub partial_sums: Vec<Option<PartialSumsSize>>,
-    /// What each layer keeps of earlier frames.
-    pub kept: Vec<Representation>,
     /// Bytes of the statistics of a frame that is not resident.
     pub statistics: u64,
-    /// How each layer's cached frames are split, and the bytes of both parts.
-    pub columns: Vec<SplitColumns>,
-    pub cached: Vec<[Option<u64>; 2]>,
-    /// Bytes of each layer's weights with no slab, with the first, with two, and so on.
-    pub weights: Vec<Vec<u64>>,
     pub adds_in_place: bool,
+    pub layers: Vec<LayerSizes>,
 }
 
-impl FrameSizes {
-    pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
-        let inputs = network.input_shapes(input);
-        let layers = || network.layers.iter().zip(&inputs);
-        let outputs = layers().map(|(layer, shape)| target.frame_bytes(layer.output_shape(*shape)));
-        let pooled = layers().map(|(layer, shape)| {
-            let is_mean = layer.level.is_some_and(|level| level.map == LevelMap::Mean);
-            is_mean.then(|| target.frame_bytes(layer.output_shape(*shape)))
-        });
-        let pooled = pooled.collect();
-        let normalised = layers().map(|(layer, shape)| {
-            let fused = target.profile.fuses_norm || target.sizes.normalises_itself(&layer.layout);
-            (layer.layout.prologue != Prologue::None && !fused).then(|| target.frame_bytes(*shape))
-        });
-        let normalised: Vec<Option<u64>> = normalised.collect();
-        let partial_sums: Vec<Option<PartialSumsSize>> =
-            layers().map(|(layer, shape)| target.partial_sums(layer, *shape)).collect();
-        let kept = (0..inputs.len()).map(|layer| match (policy.layers[layer], network.layers[layer].cache) {
-            (LayerPolicy { cache: Placement::Recomputed, .. }, _) => Representation::Statistics,
-            (LayerPolicy { form: Form::Banded, .. }, CacheFormat::U8) => Representation::EightBit,
-            (LayerPolicy { form: Form::Banded, .. }, CacheFormat::Exact) => Representation::Normalised,
-            _ if partial_sums[layer].is_some() => Representation::PartialSums,
-            _ if normalised[layer].is_some() => Representation::Normalised,
-            _ => Representation::Raw,
-        });
-        let columns = policy.layers.iter().zip(&inputs);
-        let columns: Vec<SplitColumns> =
-            columns.map(|(layer, shape)| layer.cache.columns(shape.width, target.profile.column_step)).collect();
-        let cached = columns.iter().zip(layers()).map(|(columns, (layer, shape))| {
-            [columns.resident(), columns.host()].map(|Range { start, end }| {
-                (end > start).then(|| target.cached_bytes(FrameShape { width: end - start, ..*shape }, layer.cache))
-            })
-        });
-        let weights = network
-            .layers
-            .iter()
-            .map(|layer| (0..=layer.layout.slabs).map(|slabs| target.fetched_bytes(&layer.layout, slabs)).collect());
-        FrameSizes {
+/// The sizes of a layer's frames.
+#[derive(Debug)]
+pub struct LayerSizes {
+    /// Shape of its input.
+    pub input: FrameShape,
+    /// Bytes of its output.
+    pub output: u64,
+    /// Bytes of its normalised input, if an operation of its own makes it.
+    pub normalised: Option<u64>,
+    /// Its partial sums, if they replace its causal cache.
+    pub partial_sums: Option<PartialSumsSize>,
+    /// How its cached frames are split, and the bytes of both parts.
+    pub columns: SplitColumns,
+    pub resident_part: Option<u64>,
+    pub host_part: Option<u64>,
+    /// Bytes of its weights with no slab, with the first, with two, and so on.
+    pub weights: Vec<u64>,
+}
+
+impl LayerSizes {
+    fn new(layer: &Layer, cache: Placement, input: FrameShape, target: &Target) -> LayerSizes {
+        let Target { profile, sizes, .. } = target;
+        let is_fused = profile.fuses_norm || sizes.normalises_itself(&layer.layout);
+        let has_norm = layer.layout.prologue != Prologue::None;
+        let columns = cache.columns(input.width, profile.column_step);
+        let part = |width: u64| (width > 0).then(|| target.cached_bytes(FrameShape { width, ..input }, layer.cache));
+        LayerSizes {
             input,
-            input_bytes: target.frame_bytes(input),
-            outputs: outputs.collect(),
-            kept: kept.collect(),
-            pooled,
-            normalised,
-            partial_sums,
-            statistics: target.statistics_bytes(),
-            cached: cached.collect(),
-            weights: weights.collect(),
-            adds_in_place: target.profile.adds_in_place,
+            output: target.frame_bytes(layer.output_shape(input)),
+            normalised: (has_norm && !is_fused).then(|| target.frame_bytes(input)),
+            partial_sums: target.partial_sums(layer, input),
             columns,
-            inputs,
+            resident_part: part(columns.resident_width()),
+            host_part: part(columns.host_width()),
+            weights: (0..=layer.layout.slabs).map(|slabs| target.fetched_bytes(&layer.layout, slabs)).collect(),
+        }
+    }
+
+    fn grow(&mut self, larger: &LayerSizes) {
+        let grow = |own: &mut Option<u64>, other: Option<u64>| *own = own.map(|own| own.max(other.unwrap_or(0)));
+        self.output = self.output.max(larger.output);
+        grow(&mut self.normalised, larger.normalised);
+        grow(&mut self.resident_part, larger.resident_part);
+        grow(&mut self.host_part, larger.host_part);
+        if let (Some(own), Some(other)) = (&mut self.partial_sums, larger.partial_sums) {
+            own.bytes = own.bytes.max(other.bytes);
         }
     }
 }
 
 impl FrameSizes {
+    pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
+        let layers = network.layers.iter().zip(&policy.layers).zip(network.input_shapes(input));
+        FrameSizes {
+            input,
+            input_bytes: target.frame_bytes(input),
+            statistics: target.statistics_bytes(),
+            adds_in_place: target.profile.adds_in_place,
+            layers: layers.map(|((layer, own), input)| LayerSizes::new(layer, own.cache, input, target)).collect(),
+        }
+    }
+
     /// The same in slots that frames of a `larger` input fit too. Work items that run one after the other then share
     /// slots; otherwise each size of tile would have pooled slots of its own.
     pub fn in_slots_of(mut self, larger: &FrameSizes) -> FrameSizes {
-        let grow = |own: &mut u64, other: u64| *own = other.max(*own);
-        let grow_part = |(own, other): (&mut Option<u64>, &Option<u64>)| {
-            *own = own.map(|own| own.max(other.unwrap_or(0)));
-        };
-        grow(&mut self.input_bytes, larger.input_bytes);
-        self.outputs.iter_mut().zip(&larger.outputs).for_each(|(own, other)| grow(own, *other));
-        self.pooled.iter_mut().zip(&larger.pooled).for_each(grow_part);
-        self.normalised.iter_mut().zip(&larger.normalised).for_each(grow_part);
-        self.cached
-            .iter_mut()
-            .zip(&larger.cached)
-            .for_each(|(own, other)| own.iter_mut().zip(other).for_each(grow_part));
-        for (own, other) in self.partial_sums.iter_mut().zip(&larger.partial_sums) {
-            own.iter_mut().zip(other).for_each(|(own, other)| grow(&mut own.bytes, other.bytes));
-        }
+        self.input_bytes = self.input_bytes.max(larger.input_bytes);
+        self.layers.iter_mut().zip(&larger.layers).for_each(|(own, other)| own.grow(other));
         self
     }
 }
@@ -239,19 +199,14 @@ impl WeightBytes {
 const MIN_WEIGHT_SHARE: u64 = 256;
 
 /// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.
-pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) -> Vec<bool> {
-    if !target.profile.offloads {
-        return vec![false; network.layers.len()];
-    }
+pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<bool> {
     let bytes: Vec<u64> = network.layers.iter().map(|layer| target.sizes.weight_bytes(&layer.layout)).collect();
     let least = bytes.iter().sum::<u64>() / MIN_WEIGHT_SHARE;
-    let pixels = network.stage_pixels(input);
-    let full = pixels.iter().copied().max().unwrap_or(0);
-    let mut found = vec![false; bytes.len()];
     let fetched = LayerPolicy { weights: Memory::Host, ..LayerPolicy::RESIDENT };
-    for (stage, pixels) in network.stages.iter().zip(&pixels) {
-        let can = !Choices { is_largest: *pixels == full, ..Choices::of(fetched) }.is_excluded();
-        stage.body().for_each(|layer| found[layer] = can && bytes[layer] > least);
-    }
-    found
+    let may_be = |layer: LayerId| {
+        let is_largest = network.is_largest(network.stage_of(layer));
+        !network.is_head(layer) && !Choices { is_largest, ..Choices::of(fetched) }.is_excluded()
+    };
+    let can = |layer: LayerId| target.profile.offloads && bytes[layer] > least && may_be(layer);
+    (0..bytes.len()).map(can).collect()
 }

@@ -23,7 +23,7 @@ impl Emitter {
                 continue;
             }
             for (frame, slot) in frames.clone().zip(slots) {
-                let queue = &mut self.around[*behind];
+                let queue = &mut self.caches[*behind].around;
                 // A range may begin with frames that nothing is added to.
                 if frame >= queue.end() {
                     to.arenas.device.keep(slot);
@@ -40,8 +40,8 @@ impl Emitter {
         frames: impl Iterator<Item = (u64, Slot)>,
         to: &mut Sink,
     ) {
-        let (sizes, queue) = (&self.facts.sizes, &mut self.around[behind]);
-        let bytes = sizes.pooled[behind].expect("means have a size");
+        let (sizes, queue) = (&self.facts.sizes, &mut self.caches[behind].around);
+        let bytes = sizes.layers[behind].output;
         let kind = if self.facts.is_interleaved { SlotKind::Pooled } else { SlotKind::Packed };
         let mut pooled = Vec::new();
         for (frame, from) in frames {
@@ -56,7 +56,7 @@ impl Emitter {
             pooled.push(PooledFrame { from, into: queue.at(number), part: level.part(frame), clear });
         }
         if !pooled.is_empty() {
-            let input = self.facts.network.layers[level.from].output_shape(sizes.inputs[level.from]);
+            let input = self.facts.network.layers[level.from].output_shape(sizes.layers[level.from].input);
             to.ops.push_back(Op::Pool(PoolOp { input, parts: level.parts, frames: pooled }));
         }
     }
@@ -66,8 +66,8 @@ impl Emitter {
     pub fn add_around(&mut self, of: &LayerOutputs, outputs: Vec<SlotRef>, to: &mut Sink) -> Vec<SlotRef> {
         let layer = &self.facts.network.layers[of.layer];
         let Some(level) = layer.level.filter(|_| !outputs.is_empty()) else { return outputs };
-        let (arena, queue) = (&mut to.arenas.device, &mut self.around[of.layer]);
-        let shape = layer.output_shape(self.facts.sizes.inputs[of.layer]);
+        let (arena, queue) = (&mut to.arenas.device, &mut self.caches[of.layer].around);
+        let shape = layer.output_shape(self.facts.sizes.layers[of.layer].input);
         let channels = self.facts.network.layers[level.from].layout.cout;
         let repeat = match level.map {
             LevelMap::Mean => Repeat { channels: shape.channels, side: 1, parts: 1 },
@@ -75,7 +75,7 @@ impl Emitter {
         };
         let added = of.frames.clone().zip(resident(&outputs)).map(|(frame, x)| {
             let is_passed = layer.time.recipe(frame).is_passed;
-            let own = self.facts.sizes.outputs[of.layer];
+            let own = self.facts.sizes.layers[of.layer].output;
             let out = if is_passed { arena.take(own, of.kept.slot_kind(frame)) } else { x };
             let part = level.part(frame) % repeat.parts;
             AddedFrame { x, addend: queue.at(level.waiting(frame)), part, out }

@@ -2,21 +2,20 @@
 //!
 //! Owns the caches of a work item. Knows the policy and the sizes; does not know which stage runs next.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::layer_cache::{FrameQueue, LayerCache, SlotRef, drop_frames, resident};
+use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut, PartialSumsSize,
     Rematerialise, Term, Window,
 };
-use crate::model::{Cone, Network, Recipe};
+use crate::model::{Cone, Layer, Network, Recipe};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{Form, Placement, SchedulePolicy};
+use crate::plan::policy::{Form, Memory, SchedulePolicy};
 
 /// What a schedule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +64,7 @@ impl ItemFacts {
     /// The oldest input that output frames from `frame` on read.
     pub fn oldest_needed(&self, layer: LayerId, frame: u64) -> u64 {
         let time = &self.network.layers[layer].time;
-        match self.sizes.partial_sums[layer] {
+        match self.sizes.layers[layer].partial_sums {
             // All inputs that earlier outputs read are in the partial sums.
             Some(_) if frame > self.cone.first(layer) => time.input_end(frame - 1),
             _ => time.oldest(frame),
@@ -145,35 +144,23 @@ pub struct Emitter {
     pub facts: Arc<ItemFacts>,
     pub caches: Vec<LayerCache>,
     pub weights: WeightFetcher,
-    /// Of each layer, input frames that wait for its first output: where a range begins within a clip.
-    waiting: Vec<Vec<SlotRef>>,
-    /// Of each layer, what waits to be added to its outputs around a level.
-    pub around: Vec<FrameQueue>,
 }
 
 impl Emitter {
     pub fn new(facts: ItemFacts) -> Emitter {
-        let ItemFacts { network, cone, sizes, policy, .. } = &facts;
-        let new_cache = |layer: LayerId| {
-            let first = network.layers[layer].time.oldest(cone.first(layer));
-            LayerCache::new(policy.layers[layer].form, sizes.kept[layer], first)
+        let ItemFacts { network, cone, sizes, .. } = &facts;
+        let new_cache = |(layer, own): (LayerId, &Layer)| {
+            let first = cone.first(layer);
+            LayerCache::new(own.time.oldest(first), own.level.map_or(0, |level| level.waiting(first)))
         };
-        let caches = (0..network.layers.len()).map(new_cache).collect();
+        let caches = network.layers.iter().enumerate().map(new_cache).collect();
         let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
-        let waiting = vec![Vec::new(); network.layers.len()];
-        let around = |layer: LayerId| {
-            let first = network.layers[layer].level.map_or(0, |level| level.waiting(cone.first(layer)));
-            FrameQueue { frames: VecDeque::new(), first }
-        };
-        let around = (0..network.layers.len()).map(around).collect();
-        Emitter { facts: Arc::new(facts), caches, weights, waiting, around }
+        Emitter { facts: Arc::new(facts), caches, weights }
     }
 
     /// Drops all caches.
     pub fn clear(&mut self, arenas: &mut Arenas) {
         self.caches.iter_mut().for_each(|cache| cache.clear(arenas));
-        self.waiting.iter_mut().for_each(|inputs| drop_frames(inputs.drain(..), arenas));
-        self.around.iter_mut().for_each(|queue| queue.drop_before(None, &mut arenas.device));
     }
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.
@@ -190,18 +177,18 @@ impl Emitter {
         if of.frames.is_empty() {
             return outputs;
         }
-        if self.facts.policy.layers[of.layer].output.uses_host() {
-            outputs.extend(self.head_banded(of.layer, materialised.clone(), Placement::HOST, to));
+        let whole = LayerOutputs { rematerialised: 0, frames: materialised.clone(), ..of.clone() };
+        if self.facts.policy.layers[of.layer].output == Memory::Host {
+            outputs.extend(self.head_banded(&whole, to));
         } else if !materialised.is_empty() {
-            let whole = LayerOutputs { rematerialised: 0, frames: materialised.clone(), ..of.clone() };
             outputs.extend(self.conv_queued(&whole, to).into_iter().map(FrameRef::Resident));
         }
         if of.rematerialised > 0 {
             // The last reader drops the inputs of the others.
             let oldest = self.facts.network.layers[of.layer].time.oldest(materialised.end);
-            self.caches[of.layer].inputs_mut().drop_before(Some(oldest), &mut to.arenas.device);
-            let rematerialised = materialised.end..of.frames.end;
-            outputs.extend(self.head_banded(of.layer, rematerialised, Placement::Recomputed, to));
+            self.caches[of.layer].inputs.drop_before(Some(oldest), &mut to.arenas.device);
+            let frames = materialised.end..of.frames.end;
+            outputs.extend(self.head_banded(&LayerOutputs { frames, ..of.clone() }, to));
         }
         outputs
     }
@@ -212,7 +199,7 @@ impl Emitter {
         if !recipe.is_passed || of.frames.is_empty() {
             return None;
         }
-        let passed = self.caches[of.layer].inputs().at(recipe.terms()[0].0);
+        let passed = self.caches[of.layer].inputs.at(recipe.terms()[0].0);
         arena.keep(passed);
         Some(FrameRef::Resident(passed))
     }
@@ -222,7 +209,8 @@ impl Emitter {
     pub fn hidden(&self, layer: LayerId, chunk: &Chunk) -> u64 {
         let ItemFacts { network, cone, .. } = &*self.facts;
         let can = |layer: LayerId| {
-            let none_waits = self.waiting[layer].is_empty() && cone.outputs(layer, &chunk.frames) == chunk.frames;
+            let none_waits =
+                self.caches[layer].waiting.is_empty() && cone.outputs(layer, &chunk.frames) == chunk.frames;
             self.facts.is_banded(layer) && none_waits
         };
         let rematerialised = self.facts.rematerialised(layer, chunk);
@@ -237,17 +225,12 @@ impl Emitter {
             if !consumed {
                 resident(frames).into_iter().for_each(|slot| to.arenas.device.keep(slot));
             }
-            self.waiting[of.layer].extend(frames);
+            self.caches[of.layer].waiting.extend(frames);
             return Vec::new();
         }
-        let waited = std::mem::take(&mut self.waiting[of.layer]);
-        let joined: Vec<SlotRef>;
-        let frames = if waited.is_empty() {
-            frames
-        } else {
-            joined = [&waited, frames].concat();
-            &joined
-        };
+        let waited = std::mem::take(&mut self.caches[of.layer].waiting);
+        let all = [&waited, frames].concat();
+        let frames = &all[..];
         if !self.facts.is_banded(of.layer) {
             self.queue_inputs(of, Inputs { frames, consumed }, to);
             let outputs = self.conv_queued(of, to);
@@ -268,22 +251,22 @@ impl Emitter {
         let (layer, frames) = (of.layer, resident(inputs.frames));
         let weights = self.weights.of(layer, to);
         let arena = &mut to.arenas.device;
-        let Some(bytes) = self.facts.sizes.normalised[layer] else {
+        let Some(bytes) = self.facts.sizes.layers[layer].normalised else {
             frames.iter().filter(|_| !inputs.consumed).for_each(|slot| arena.keep(*slot));
-            self.caches[layer].inputs_mut().frames.extend(frames);
+            self.caches[layer].inputs.frames.extend(frames);
             return;
         };
         let kept = self.kept_inputs(layer, of.chunk);
         let numbers = of.frames.end - frames.len() as u64..of.frames.end;
-        let normalised = |(frame, slot): (u64, &Slot)| match inputs.consumed && arena.is_sole(*slot) {
-            true => (*slot, *slot),
-            false => (*slot, arena.take(bytes, kept.slot_kind(frame))),
+        let normalised = |(frame, slot): (u64, &Slot)| {
+            let overwrites = inputs.consumed && arena.is_sole(*slot);
+            (*slot, if overwrites { *slot } else { arena.take(bytes, kept.slot_kind(frame)) })
         };
         let frames: Vec<(Slot, Slot)> = numbers.zip(&frames).map(normalised).collect();
         let shared = frames.iter().filter(|(from, into)| inputs.consumed && from != into);
         shared.for_each(|(from, _)| arena.drop(*from));
-        self.caches[layer].inputs_mut().frames.extend(frames.iter().map(|(_, into)| *into));
-        let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.inputs[layer]);
+        self.caches[layer].inputs.frames.extend(frames.iter().map(|(_, into)| *into));
+        let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.layers[layer].input);
         to.ops.push_back(Op::Normalise(NormaliseOp { layer, layout, weights, shape, frames }));
     }
 
@@ -297,7 +280,7 @@ impl Emitter {
         let facts = &self.facts.network.layers[layer];
         let shortcuts = of.added.filter(|_| residuals.is_none() && self.facts.purpose != Purpose::Rehearsal);
         let shortcuts = shortcuts.map(resident);
-        let end = self.caches[layer].inputs().end();
+        let end = self.caches[layer].inputs.end();
         let conv = of.frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
             let mut terms = self.queued_terms(layer, &recipe, end);
@@ -311,7 +294,7 @@ impl Emitter {
             layer,
             layout: facts.layout,
             weights,
-            input: self.facts.sizes.inputs[layer],
+            input: self.facts.sizes.layers[layer].input,
             frames: conv.collect(),
             statistics: facts.statistics,
             partial_sums,
@@ -329,7 +312,7 @@ impl Emitter {
 
     /// The terms of an output frame whose inputs are queued and come before frame `end`.
     fn queued_terms(&self, layer: LayerId, recipe: &Recipe, end: u64) -> Vec<Term<Slots>> {
-        let inputs = self.caches[layer].inputs();
+        let inputs = &self.caches[layer].inputs;
         let queued = self.facts.terms(recipe).iter().filter(|(input, _)| (inputs.first..end).contains(input));
         queued.map(|(input, slab)| Term { frame: inputs.at(*input), slab: *slab }).collect()
     }
@@ -337,20 +320,17 @@ impl Emitter {
     /// The partial sums that outputs start from and leave.
     fn partial_sums(&mut self, of: &LayerOutputs, arena: &mut Arena) -> PartialSums<Slots> {
         let (layer, end) = (of.layer, of.frames.end);
-        let Some(PartialSumsSize { bytes, in_place }) = self.facts.sizes.partial_sums[layer] else {
+        let Some(PartialSumsSize { bytes, in_place }) = self.facts.sizes.layers[layer].partial_sums else {
             return PartialSums::NONE;
         };
-        let LayerCache::PartialSums { sums, .. } = &mut self.caches[layer] else {
-            unreachable!("a layer with partial sums caches these")
-        };
-        let before = sums.take();
+        let before = self.caches[layer].partial_sums.take();
         if of.chunk.is_last {
             return PartialSums { before, after: None };
         }
         // Partial sums that stay in place, or outlive the turn of an interleaved work item, are pooled.
         let kind = if in_place || self.facts.is_interleaved { SlotKind::Pooled } else { SlotKind::Packed };
         let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, kind));
-        *sums = Some(into);
+        self.caches[layer].partial_sums = Some(into);
         let (time, read) = (&self.facts.network.layers[layer].time, self.facts.oldest_needed(layer, end));
         let pending = (end..).map(|frame| time.recipe(frame)).take_while(|recipe| recipe.terms()[0].0 < read);
         let pending = pending.map(|recipe| self.queued_terms(layer, &recipe, read)).collect();
@@ -374,7 +354,7 @@ impl Emitter {
                 slots.to_vec()
             }
             None => {
-                let bytes = self.facts.sizes.outputs[of.layer];
+                let bytes = self.facts.sizes.layers[of.layer].output;
                 frames.map(|frame| arena.take(bytes, of.kept.slot_kind(frame))).collect()
             }
         }
@@ -383,7 +363,7 @@ impl Emitter {
     /// Mixes the pixels of each frame. Nobody else reads the projections.
     pub fn attention(&mut self, project: LayerId, projections: Vec<Slot>, to: &mut Sink) -> Vec<SlotRef> {
         debug_assert_eq!(self.facts.network.layers[project].layout.window, Window::Point);
-        let (shape, bytes) = (self.facts.sizes.inputs[project], self.facts.sizes.outputs[project]);
+        let (shape, bytes) = (self.facts.sizes.layers[project].input, self.facts.sizes.layers[project].output);
         let mixed: Vec<Slot> = projections.iter().map(|_| to.arenas.device.take(bytes, SlotKind::Packed)).collect();
         let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
         to.ops.push_back(Op::Attention(AttentionOp { shape, frames }));
@@ -393,12 +373,11 @@ impl Emitter {
 
     /// The input frames that a layer keeps on the device after the chunk.
     pub fn kept_inputs(&self, layer: LayerId, chunk: &Chunk) -> Kept {
-        let repeats = self.facts.is_periodic || self.facts.is_interleaved;
-        match self.caches[layer] {
-            LayerCache::Frames(_) if repeats => {
-                Kept::From(self.facts.network.layers[layer].time.oldest(chunk.frames.end))
-            }
-            _ => Kept::None,
+        let keeps_frames = !self.facts.is_banded(layer) && self.facts.sizes.layers[layer].partial_sums.is_none();
+        if keeps_frames && (self.facts.is_periodic || self.facts.is_interleaved) {
+            Kept::From(self.facts.network.layers[layer].time.oldest(chunk.frames.end))
+        } else {
+            Kept::None
         }
     }
 
@@ -410,7 +389,7 @@ impl Emitter {
     /// Drops the inputs that no output frame from `frame` on reads.
     pub fn drop_inputs_before(&mut self, layer: LayerId, frame: u64, chunk: &Chunk, arena: &mut Arena) {
         let oldest = self.oldest_cached(layer, frame, chunk);
-        self.caches[layer].inputs_mut().drop_before(oldest, arena);
+        self.caches[layer].inputs.drop_before(oldest, arena);
     }
 
     /// A layer's weights have been read for the last time in a chunk.

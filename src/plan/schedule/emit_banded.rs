@@ -3,23 +3,23 @@
 use std::ops::Range;
 
 use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
-use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident, drop_cached};
+use super::layer_cache::{CachedSlots, FrameQueue, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
-    BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise,
-    RematerialisedFrame, Shortcut, SplitColumns, Term,
+    BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FetchedWeights, FrameRef, LayerId, Op,
+    Prologue, Rematerialise, RematerialisedFrame, Shortcut, Term,
 };
-use crate::model::{Recipe, pair_of};
-use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
-use crate::plan::policy::{CACHE_FRAMES, Placement};
+use crate::model::pair_of;
+use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
+use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 
 /// The inputs of a banded convolution. Frames of the causal cache come first, then those of it that are recomputed,
 /// then fresh ones.
 struct BandInputs {
     list: Vec<BandInput<Slots>>,
-    /// The frame of the clip that input 0 is.
+    /// The frame of the clip that input 0 is, and those that do not come from a stored cache.
     first: u64,
-    recomputed: Range<u64>,
+    unstored: Range<u64>,
     fresh: Range<u64>,
     /// Whether outputs of a later pair read an input as the cache stores it.
     rounds: bool,
@@ -27,7 +27,7 @@ struct BandInputs {
 
 impl BandInputs {
     fn is_rounded(&self, input: u64, output: u64) -> bool {
-        self.rounds && input >= self.recomputed.start && pair_of(input) < pair_of(output)
+        self.rounds && self.unstored.contains(&input) && pair_of(input) < pair_of(output)
     }
 
     fn fresh_mut(&mut self) -> &mut [BandInput<Slots>] {
@@ -39,55 +39,65 @@ impl Emitter {
     /// A layer's outputs for fresh inputs that end with the same frame. If these are consumed, outputs may overwrite
     /// them: a band reads its rows before it writes any.
     pub fn conv_banded(&mut self, of: &LayerOutputs, inputs: Inputs, to: &mut Sink) -> Vec<SlotRef> {
-        let (layer, end) = (of.layer, of.frames.end);
-        let weights = self.weights.of(layer, to);
+        let weights = self.weights.of(of.layer, to);
         let outputs = self.banded_outputs(of, &inputs, to.arenas);
-        let mut band_inputs = self.band_inputs(of, &inputs);
-        let frames = self.banded_frames(of, &outputs, &band_inputs);
-        self.write_cache(of, &mut band_inputs, to.arenas);
-        self.write_statistics(of, &mut band_inputs, &mut to.arenas.device);
-        let BandInputs { list, recomputed, .. } = band_inputs;
-        let recomputing = self.facts.network.recomputed_by(layer).filter(|_| !recomputed.is_empty());
-        let facts = &self.facts.network.layers[layer];
-        let mut op = BandedConvOp {
-            layer,
-            layout: facts.layout,
-            weights,
-            input: self.facts.sizes.inputs[layer],
-            inputs: list,
-            columns: self.facts.sizes.columns[layer],
-            format: facts.cache,
-            frames,
-            rematerialise: None,
-            statistics: facts.statistics,
-        };
-        if op.rematerialised_frames() > 0 {
-            let recompute = || recomputing.map(|by| self.rematerialised_by_head(by, recomputed));
-            op.rematerialise = of.rematerialise.clone().or_else(recompute);
+        let mut inputs = self.band_inputs(of, inputs.frames, of.frames.end);
+        match self.facts.policy.layers[of.layer].cache {
+            Placement::Columns { .. } => self.write_cache(of, &mut inputs, to.arenas),
+            Placement::Recomputed => self.write_statistics(of, &mut inputs, &mut to.arenas.device),
         }
-        to.ops.push_back(Op::BandedConv(Box::new(op)));
-        self.done_with_weights(of, to);
-        if let Some(by) = recomputing {
-            self.drop_inputs_before(by, end.saturating_sub(CACHE_FRAMES), of.chunk, &mut to.arenas.device);
-        }
+        self.emit_bands(of, weights, inputs, &outputs, to);
         outputs
     }
 
-    fn band_inputs(&self, of: &LayerOutputs, inputs: &Inputs) -> BandInputs {
-        let end = of.frames.end;
-        let cached = self.caches[of.layer].split_frames().map(BandInput::cached);
-        let mut list: Vec<BandInput<Slots>> = cached.collect();
-        let cached = list.len() as u64;
-        list.extend(self.recomputed_inputs(of.layer).map(BandInput::fresh));
-        let recomputed = list.len() as u64 - cached;
-        list.extend(inputs.frames.iter().map(|frame| BandInput::fresh(*frame)));
-        let fresh = end - inputs.frames.len() as u64..end;
+    /// The outputs of a stage's head that are not resident. Its inputs are read in place.
+    pub fn head_banded(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
+        let queue = &self.caches[of.layer].inputs;
+        let frames: Vec<SlotRef> = queue.frames.iter().copied().map(FrameRef::Resident).collect();
+        let inputs = self.band_inputs(of, &frames, queue.end());
+        let outputs = self.banded_outputs(of, &Inputs { frames: &[], consumed: false }, to.arenas);
+        self.emit_bands(of, None, inputs, &outputs, to);
+        outputs
+    }
+
+    fn emit_bands(
+        &mut self,
+        of: &LayerOutputs,
+        weights: Option<FetchedWeights<Slots>>,
+        inputs: BandInputs,
+        outputs: &[SlotRef],
+        to: &mut Sink,
+    ) {
+        let (facts, sizes) = (&self.facts.network.layers[of.layer], &self.facts.sizes.layers[of.layer]);
+        to.ops.push_back(Op::BandedConv(Box::new(BandedConvOp {
+            layer: of.layer,
+            layout: facts.layout,
+            weights,
+            input: sizes.input,
+            frames: self.banded_frames(of, outputs, &inputs),
+            inputs: inputs.list,
+            columns: sizes.columns,
+            format: facts.cache,
+            rematerialise: of.rematerialise.clone(),
+            statistics: facts.statistics,
+        })));
+        self.done_with_weights(of, to);
+    }
+
+    /// What a layer keeps, and `fresh` frames that end with input frame `end`.
+    fn band_inputs(&self, of: &LayerOutputs, fresh: &[SlotRef], end: u64) -> BandInputs {
+        let LayerCache { split, statistics, .. } = &self.caches[of.layer];
+        let recomputed = statistics.iter().enumerate();
+        let recomputed = recomputed.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot });
+        let unstored = recomputed.chain(fresh.iter().copied()).map(BandInput::fresh);
+        let list: Vec<BandInput<Slots>> = split.iter().copied().map(BandInput::cached).chain(unstored).collect();
+        let first = end - list.len() as u64;
         let mut all = BandInputs {
-            first: end - list.len() as u64,
-            recomputed: fresh.start - recomputed..fresh.start,
-            rounds: self.facts.network.layers[of.layer].cache == CacheFormat::U8,
-            fresh,
             list,
+            first,
+            unstored: first + split.len() as u64..end,
+            fresh: end - fresh.len() as u64..end,
+            rounds: self.facts.network.layers[of.layer].cache == CacheFormat::U8,
         };
         let time = &self.facts.network.layers[of.layer].time;
         for output in of.frames.clone().filter(|_| all.rounds) {
@@ -106,10 +116,14 @@ impl Emitter {
         let shortcuts = of.added.filter(|_| residuals.is_none());
         let banded = of.frames.clone().zip(outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
-            let slab = facts.layout.slabs as u8;
+            let term = |(t, slab): &(u64, u8)| BandTerm {
+                input: (*t - inputs.first) as usize,
+                is_rounded: inputs.is_rounded(*t, frame),
+                slab: *slab,
+            };
             BandedFrame {
-                terms: self.band_terms(inputs.first, &recipe, |input| inputs.is_rounded(input, frame)),
-                shortcut: shortcuts.map(|shortcuts| Shortcut { from: shortcuts[i], slab }),
+                terms: self.facts.terms(&recipe).iter().map(term).collect(),
+                shortcut: shortcuts.map(|from| Shortcut { from: from[i], slab: facts.layout.slabs as u8 }),
                 bias: recipe.bias,
                 residual: residuals.as_ref().map(|residuals| residuals[i]),
                 out: *out,
@@ -118,108 +132,51 @@ impl Emitter {
         banded.collect()
     }
 
-    /// The terms of a recipe. Input `first` of the clip is input 0 of the operation.
-    fn band_terms(&self, first: u64, recipe: &Recipe, is_rounded: impl Fn(u64) -> bool) -> Vec<BandTerm> {
-        let term =
-            |(t, slab): &(u64, u8)| BandTerm { input: (*t - first) as usize, is_rounded: is_rounded(*t), slab: *slab };
-        self.facts.terms(recipe).iter().map(term).collect()
-    }
-
-    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
+    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own. Rematerialised
+    /// ones go nowhere.
     fn banded_outputs(&self, of: &LayerOutputs, inputs: &Inputs, arenas: &mut Arenas) -> Vec<SlotRef> {
-        if self.facts.policy.layers[of.layer].output.uses_host() {
-            return self.streamed_outputs(of.layer, of.frames.clone(), Placement::HOST, arenas);
-        }
-        let sizes = &self.facts.sizes;
-        let may_overwrite = inputs.consumed && sizes.normalised[of.layer] == Some(sizes.outputs[of.layer]);
-        let own = if may_overwrite { all_resident(inputs.frames) } else { None };
-        let own = own.map(|mut own| own.split_off(own.len() - of.frames.clone().count()));
-        let over = self.residuals(of).or(own);
-        let outputs = self.outputs(of, over.as_deref(), &mut arenas.device);
-        let mut outputs: Vec<SlotRef> = outputs.into_iter().map(FrameRef::Resident).collect();
-        let rematerialised = of.materialised().end..of.frames.end;
-        outputs.extend(self.streamed_outputs(of.layer, rematerialised, Placement::Recomputed, arenas));
-        outputs
-    }
-
-    /// Outputs that are not resident: in host memory, or computed for their statistics only.
-    fn streamed_outputs(&self, layer: LayerId, frames: Range<u64>, at: Placement, arenas: &mut Arenas) -> Vec<SlotRef> {
-        let output = |(index, _): (usize, u64)| {
-            let statistics = arenas.device.take(self.facts.sizes.statistics, SlotKind::Packed);
-            match at {
-                Placement::Recomputed => FrameRef::Rematerialised { index, statistics },
-                Placement::Columns { .. } => {
-                    let frame = arenas.host.take(self.facts.sizes.outputs[layer], SlotKind::Packed);
-                    FrameRef::Offloaded { frame, statistics }
-                }
+        let sizes = &self.facts.sizes.layers[of.layer];
+        let statistics = |arenas: &mut Arenas| arenas.device.take(self.facts.sizes.statistics, SlotKind::Packed);
+        let mut outputs: Vec<SlotRef> = match self.facts.policy.layers[of.layer].output {
+            Memory::Host => {
+                let offloaded = of.materialised().map(|_| FrameRef::Offloaded {
+                    statistics: statistics(arenas),
+                    frame: arenas.host.take(sizes.output, SlotKind::Packed),
+                });
+                offloaded.collect()
+            }
+            Memory::Device => {
+                let may_overwrite = inputs.consumed && sizes.normalised == Some(sizes.output);
+                let own = if may_overwrite { all_resident(inputs.frames) } else { None };
+                let own = own.map(|mut own| own.split_off(own.len() - of.frames.clone().count()));
+                let over = self.residuals(of).or(own);
+                let slots = self.outputs(of, over.as_deref(), &mut arenas.device);
+                slots.into_iter().map(FrameRef::Resident).collect()
             }
         };
-        frames.enumerate().map(output).collect()
-    }
-
-    /// The outputs of a stage's head that are not resident. Its inputs are read in place.
-    pub fn head_banded(&mut self, head: LayerId, frames: Range<u64>, at: Placement, to: &mut Sink) -> Vec<SlotRef> {
-        debug_assert!(self.facts.sizes.partial_sums[head].is_none(), "bands read whole input frames");
-        let outputs = self.streamed_outputs(head, frames.clone(), at, to.arenas);
-        let (facts, inputs) = (&self.facts.network.layers[head], self.caches[head].inputs());
-        let banded = frames.zip(&outputs).map(|(frame, out)| {
-            let recipe = facts.time.recipe(frame);
-            let terms = self.band_terms(inputs.first, &recipe, |_| false);
-            BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
-        });
-        let input = self.facts.sizes.inputs[head];
-        let op = BandedConvOp {
-            layer: head,
-            layout: facts.layout,
-            weights: None,
-            input,
-            inputs: inputs.frames.iter().map(|slot| BandInput::fresh(FrameRef::Resident(*slot))).collect(),
-            columns: SplitColumns::all_resident(input.width),
-            format: CacheFormat::Exact,
-            frames: banded.collect(),
-            rematerialise: None,
-            statistics: facts.statistics,
-        };
-        to.ops.push_back(Op::BandedConv(Box::new(op)));
+        let rematerialised = 0..of.rematerialised as usize;
+        outputs.extend(rematerialised.map(|index| FrameRef::Rematerialised { index, statistics: statistics(arenas) }));
         outputs
     }
 
-    /// The frames of a layer's cache that are recomputed.
-    pub fn recomputed_inputs(&self, layer: LayerId) -> impl ExactSizeIterator<Item = SlotRef> + '_ {
-        let statistics = self.caches[layer].statistics().iter().enumerate();
-        statistics.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot })
-    }
-
-    /// How a stage's first layer computes these frames again, from its queued input.
-    pub fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
-        let inputs = self.caches[head].inputs();
-        self.rematerialised_by(head, frames, |frame| inputs.at(frame))
-    }
-
-    /// How a layer computes these hidden frames again. `x`: its input, which ends with the same frame.
-    pub fn rematerialised_hidden(&self, first: LayerId, frames: Range<u64>, x: &[Slot]) -> Rematerialise<Slots> {
-        let first_input = frames.end - x.len() as u64;
-        let oldest = self.facts.network.layers[first].time.oldest(frames.start);
-        let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
-        Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by }
-    }
-
-    /// How a layer computes these output frames again. `input`: where each input frame is.
-    fn rematerialised_by(
-        &self,
-        layer: LayerId,
-        frames: Range<u64>,
-        input: impl Fn(u64) -> Slot,
-    ) -> Rematerialise<Slots> {
+    /// How a layer computes these output frames again from its `inputs`, which end with the same frame if it has a norm.
+    pub fn rematerialised_by(&self, layer: LayerId, frames: Range<u64>, inputs: &FrameQueue) -> Rematerialise<Slots> {
         let facts = &self.facts.network.layers[layer];
+        let has_norm = facts.layout.prologue != Prologue::None;
+        let normalised = (facts.time.oldest(frames.start)..inputs.end()).filter(|_| has_norm);
         let needed = frames.take_while(|_| self.facts.purpose != Purpose::Rehearsal);
         let frames = needed.map(|frame| {
             let recipe = facts.time.recipe(frame);
-            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: input(*t), slab: *slab });
+            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: inputs.at(*t), slab: *slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
         });
-        let (layout, input, frames) = (facts.layout, self.facts.sizes.inputs[layer], frames.collect());
-        Rematerialise { layer, layout, input, block_inputs: Vec::new(), frames }
+        Rematerialise {
+            layer,
+            layout: facts.layout,
+            input: self.facts.sizes.layers[layer].input,
+            block_inputs: normalised.map(|frame| inputs.at(frame)).collect(),
+            frames: frames.collect(),
+        }
     }
 
     /// Takes slots for those fresh inputs that later frames read: the left columns on the device, the rest in host
@@ -227,8 +184,8 @@ impl Emitter {
     fn write_cache(&mut self, of: &LayerOutputs, inputs: &mut BandInputs, arenas: &mut Arenas) {
         let fresh = inputs.fresh.clone();
         let oldest = self.oldest_cached(of.layer, fresh.end, of.chunk).unwrap_or(fresh.end);
-        let [resident_bytes, host_bytes] = self.facts.sizes.cached[of.layer];
-        let LayerCache::Split(cache) = &mut self.caches[of.layer] else { return };
+        let sizes = &self.facts.sizes.layers[of.layer];
+        let cache = &mut self.caches[of.layer].split;
         let expired = oldest.saturating_sub(fresh.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
         // A new frame may take the place of one that this operation still reads: backends write a row of it only when
@@ -236,8 +193,8 @@ impl Emitter {
         let mut reused = expired.into_iter();
         for (_, input) in fresh.zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= oldest) {
             let slots = reused.next().unwrap_or_else(|| CachedFrame {
-                resident: resident_bytes.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
-                host: host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
+                resident: sizes.resident_part.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
+                host: sizes.host_part.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
             });
             input.cached_to = Some(slots);
             cache.push_back(slots);
@@ -247,7 +204,7 @@ impl Emitter {
 
     /// Takes slots for the statistics of those fresh inputs that will be recomputed.
     fn write_statistics(&mut self, of: &LayerOutputs, inputs: &mut BandInputs, arena: &mut Arena) {
-        let LayerCache::Statistics(statistics) = &mut self.caches[of.layer] else { return };
+        let statistics = &mut self.caches[of.layer].statistics;
         let cached_frames = if of.chunk.is_last { 0 } else { CACHE_FRAMES };
         let first = of.chunk.frames.end.saturating_sub(cached_frames);
         for (_, input) in inputs.fresh.clone().zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= first) {

@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 
 use crate::ir::{CachedFrame, FrameRef};
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
-use crate::plan::policy::{Form, Representation};
 
 pub type SlotRef = FrameRef<Slots>;
 pub type CachedSlots = CachedFrame<Slots>;
@@ -19,6 +18,10 @@ pub struct FrameQueue {
 }
 
 impl FrameQueue {
+    fn new(first: u64) -> FrameQueue {
+        FrameQueue { frames: VecDeque::new(), first }
+    }
+
     pub fn end(&self) -> u64 {
         self.first + self.frames.len() as u64
     }
@@ -37,68 +40,43 @@ impl FrameQueue {
     }
 }
 
-/// What a layer keeps of earlier frames. Heads also queue their input here until a chunk is complete.
+/// What a layer keeps of earlier frames. Its policy and its sizes say which of it.
 #[derive(Debug, Clone)]
-pub enum LayerCache {
-    /// Whole input frames on the device.
-    Frames(FrameQueue),
-    /// Products of earlier input frames instead of the frames.
-    PartialSums { inputs: FrameQueue, sums: Option<Slot> },
+pub struct LayerCache {
+    /// Whole input frames on the device. The first layer of a stage also queues its input here until a chunk is complete.
+    pub inputs: FrameQueue,
+    /// Products of earlier input frames in place of the frames.
+    pub partial_sums: Option<Slot>,
     /// Normalised input frames, each split between device and host memory.
-    Split(VecDeque<CachedSlots>),
-    /// Only the statistics of input frames. The frames are recomputed.
-    Statistics(Vec<Slot>),
+    pub split: VecDeque<CachedSlots>,
+    /// The statistics of input frames that are recomputed.
+    pub statistics: Vec<Slot>,
+    /// Input frames that wait for the layer's first output: where a range begins within a clip.
+    pub waiting: Vec<SlotRef>,
+    /// What waits to be added to its outputs around a level.
+    pub around: FrameQueue,
 }
 
 impl LayerCache {
-    /// `first`: the layer's first input frame.
-    pub fn new(form: Form, kept: Representation, first: u64) -> LayerCache {
-        let inputs = FrameQueue { frames: VecDeque::new(), first };
-        match (kept, form) {
-            (Representation::Statistics, _) => LayerCache::Statistics(Vec::new()),
-            (_, Form::Banded) => LayerCache::Split(VecDeque::new()),
-            (Representation::PartialSums, Form::Whole) => LayerCache::PartialSums { inputs, sums: None },
-            (_, Form::Whole) => LayerCache::Frames(inputs),
+    /// `first`: the layer's first input frame. `first_around`: the first frame that is added around a level.
+    pub fn new(first: u64, first_around: u64) -> LayerCache {
+        LayerCache {
+            inputs: FrameQueue::new(first),
+            partial_sums: None,
+            split: VecDeque::new(),
+            statistics: Vec::new(),
+            waiting: Vec::new(),
+            around: FrameQueue::new(first_around),
         }
-    }
-
-    /// The layer's resident input frames.
-    pub fn inputs(&self) -> &FrameQueue {
-        match self {
-            LayerCache::Frames(inputs) | LayerCache::PartialSums { inputs, .. } => inputs,
-            LayerCache::Split(_) | LayerCache::Statistics(_) => unreachable!("a banded layer queues no input"),
-        }
-    }
-
-    pub fn inputs_mut(&mut self) -> &mut FrameQueue {
-        match self {
-            LayerCache::Frames(inputs) | LayerCache::PartialSums { inputs, .. } => inputs,
-            LayerCache::Split(_) | LayerCache::Statistics(_) => unreachable!("a banded layer queues no input"),
-        }
-    }
-
-    /// Cached frames that are split between device and host memory.
-    pub fn split_frames(&self) -> impl Iterator<Item = CachedSlots> + '_ {
-        let frames = if let LayerCache::Split(frames) = self { Some(frames) } else { None };
-        frames.into_iter().flatten().copied()
-    }
-
-    /// The statistics of cached frames that are recomputed.
-    pub fn statistics(&self) -> &[Slot] {
-        if let LayerCache::Statistics(slots) = self { slots } else { &[] }
     }
 
     /// Drops everything, in an order that depends on the policy and the frame count only.
     pub fn clear(&mut self, arenas: &mut Arenas) {
-        match self {
-            LayerCache::Frames(inputs) => inputs.drop_before(None, &mut arenas.device),
-            LayerCache::PartialSums { inputs, sums } => {
-                inputs.drop_before(None, &mut arenas.device);
-                sums.take().into_iter().for_each(|slot| arenas.device.drop(slot));
-            }
-            LayerCache::Split(frames) => frames.drain(..).for_each(|frame| drop_cached(frame, arenas)),
-            LayerCache::Statistics(slots) => slots.drain(..).for_each(|slot| arenas.device.drop(slot)),
-        }
+        self.inputs.drop_before(None, &mut arenas.device);
+        self.partial_sums.take().into_iter().chain(self.statistics.drain(..)).for_each(|slot| arenas.device.drop(slot));
+        self.split.drain(..).for_each(|frame| drop_cached(frame, arenas));
+        drop_frames(self.waiting.drain(..), arenas);
+        self.around.drop_before(None, &mut arenas.device);
     }
 }
 

@@ -67,23 +67,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// `frames`: where the input ends, or `None` for a stream.
-    pub fn new(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        Schedule::for_purpose(Purpose::Run, spec, frames, arenas, target)
-    }
-
-    /// The same, to be [rehearsed](Schedule::rehearse) only: of work items that are like others only the memory is
-    /// counted.
-    pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        Schedule::for_purpose(Purpose::Rehearsal, spec, frames, arenas, target)
-    }
-
-    pub fn for_purpose(
-        purpose: Purpose,
-        spec: ScheduleSpec,
-        frames: Option<u64>,
-        arenas: Arenas,
-        target: &Target,
-    ) -> Schedule {
+    pub fn new(purpose: Purpose, spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
         let places = match purpose {
             Purpose::Run => all_items(&spec),
             Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
@@ -100,7 +84,7 @@ impl Schedule {
             })
         };
         let items = places.iter().map(|place| {
-            let sizes = shared_sizes(spec.regions(spec.tile_of(place.item)).0.shape);
+            let sizes = shared_sizes(spec.input_region(spec.tile_of(place.item)).shape);
             WorkItem::new(&spec, sizes, frames, place, purpose)
         });
         let items = items.collect();
@@ -303,55 +287,55 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
-        self.walk(frames, |arenas, op, _| match op {
-            None => slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled(),
-            Some(op) => {
+        let goes_on =
+            |arenas: &Arenas| slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled();
+        let feed = |schedule: &mut Schedule| goes_on(&schedule.arenas) && schedule.feed(frames);
+        self.walk(feed, |arenas, op, _| {
+            let goes_on = goes_on(arenas);
+            if goes_on {
                 seen(arenas.device.slices(), op);
-                true
             }
+            goes_on
         });
         self.arenas
     }
 
     /// Takes the operations of a stream without running them, up to the slice that input ending at frame `end` ends in.
     pub fn follow_stream(&mut self, end: u64, target: &Target) {
-        while self.pushed && !target.is_cancelled() {
-            match self.prepare_next() {
-                Next::Op => self.done(),
-                Next::Input if self.loaded() + self.room() <= end => (0..self.room()).for_each(|_| self.load()),
-                Next::Input | Next::End => return,
-            }
+        let feed = |schedule: &mut Schedule| schedule.loaded() + schedule.room() <= end && schedule.feed(None);
+        if self.pushed {
+            self.walk(feed, |_, _, _| !target.is_cancelled());
         }
     }
 
-    /// Takes every operation without running it, until `step` returns `false`. A stream is given `frames` of input, or
-    /// input without end. `step` is called before operations are taken (`None`) and with each of them; its flag is
-    /// `true` for the last operation of those that were queued together. Returns whether the end was reached.
+    /// Gives a stream the input of its slice, which ends at frame `end` if that is known. Returns `true`.
+    pub fn feed(&mut self, end: Option<u64>) -> bool {
+        if end == Some(self.loaded()) {
+            self.set_total(self.loaded());
+        } else {
+            let room = end.map_or(self.room(), |end| self.room().min(end - self.loaded()));
+            (0..room).for_each(|_| self.load());
+        }
+        true
+    }
+
+    /// Takes every operation without running it, until `step` returns `false`. A stream gets its input by `feed`, until
+    /// that returns `false`. The flag of `step` is `true` for the last operation of those that were queued together.
+    /// Returns whether every operation was taken.
     pub fn walk(
         &mut self,
-        frames: Option<u64>,
-        mut step: impl FnMut(&Arenas, Option<&Op<Slots>>, bool) -> bool,
+        mut feed: impl FnMut(&mut Schedule) -> bool,
+        mut step: impl FnMut(&Arenas, &Op<Slots>, bool) -> bool,
     ) -> bool {
         loop {
-            let next = self.prepare_next();
-            if !step(&self.arenas, None, false) {
-                return false;
-            }
-            match next {
-                Next::Op => {
-                    let op = self.queue.pop_front();
-                    if !step(&self.arenas, op.as_ref(), self.queue.is_empty()) {
+            match (self.prepare_next(), self.queue.pop_front()) {
+                (Next::Op, Some(op)) => {
+                    if !step(&self.arenas, &op, self.queue.is_empty()) {
                         return false;
                     }
                 }
-                Next::Input if self.pushed => match frames {
-                    Some(total) if self.loaded() == total => self.set_total(total),
-                    _ => {
-                        let room = self.room().min(frames.map_or(u64::MAX, |total| total - self.loaded()));
-                        (0..room).for_each(|_| self.load());
-                    }
-                },
-                Next::Input | Next::End => return true,
+                (Next::Input, _) if self.pushed && feed(self) => {}
+                _ => return true,
             }
         }
     }

@@ -52,7 +52,7 @@ impl WeightFetcher {
         let recipes = frames.map(|frame| time.recipe(frame));
         let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
         let slabs = last.map_or(0, |slab| time.slabs_up_to(slab));
-        let bytes = self.sizes.weights[layer][slabs as usize];
+        let bytes = self.sizes.layers[layer].weights[slabs as usize];
         let into = FetchedWeights { at: to.arenas.device.take(bytes, SlotKind::Packed), slabs };
         self.fetched.push((layer, into));
         to.ops.push_back(Op::Fetch(FetchOp { layer, into }));

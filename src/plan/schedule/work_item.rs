@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs, Purpose};
-use super::layer_cache::{SlotRef, drop_frames, resident};
+use super::layer_cache::{FrameQueue, SlotRef, drop_frames, resident};
 use super::repeats::ItemPlace;
 use super::sink::Sink;
 use super::weights::NeededWeights;
 use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
-use crate::model::{Network, Reader, Role, Source};
+use crate::model::{ChunkPairs, Network, Reader, Role, Source};
 use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
@@ -113,11 +113,15 @@ impl WorkItem {
         &self.emitter.facts.network
     }
 
+    fn head_of(&self, stage: usize) -> LayerId {
+        self.network().stages[stage].head()
+    }
+
     /// Finds which input frames of each stage the current slice leaves queued.
     fn look_ahead(&mut self) {
         let made = self.network().stage_frames(self.slice_end);
         for (stage, made) in made.into_iter().enumerate() {
-            let head = self.network().stages[stage].head();
+            let head = self.head_of(stage);
             let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
             self.first_queued[stage] = self.facts().oldest_needed(head, next.max(self.first(stage)));
         }
@@ -125,7 +129,7 @@ impl WorkItem {
 
     /// The first frame of a stage.
     fn first(&self, stage: usize) -> u64 {
-        self.facts().cone.first(self.network().stages[stage].head())
+        self.facts().cone.first(self.head_of(stage))
     }
 
     /// Up to which frame a stage computes whose input suffices for frames up to `end`.
@@ -137,7 +141,7 @@ impl WorkItem {
     /// The fewest frames of a stage's first chunk. Rematerialised frames cannot wait: a chunk with some reaches to the
     /// first output of the layers whose input they are.
     fn least_first_chunk(&self, stage: usize) -> u64 {
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         if self.facts().policy.layers[head].rematerialised == 0 {
             return 1;
         }
@@ -206,8 +210,8 @@ impl WorkItem {
         // A stream's host pushes frames at any time.
         let into = arena.take(self.emitter.facts.sizes.input_bytes, SlotKind::Pooled);
         to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
-        let head = self.network().stages[0].head();
-        self.emitter.caches[head].inputs_mut().frames.push_back(into);
+        let head = self.head_of(0);
+        self.emitter.caches[head].inputs.frames.push_back(into);
         self.loaded += 1;
         self.pad(arena);
     }
@@ -217,8 +221,8 @@ impl WorkItem {
         if self.total != Some(self.loaded) || self.loaded == self.facts().cone.first_input {
             return;
         }
-        let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head());
-        let inputs = self.emitter.caches[head].inputs_mut();
+        let (needed, head) = (self.network().padded_frames(self.loaded), self.head_of(0));
+        let inputs = &mut self.emitter.caches[head].inputs;
         while inputs.end() < needed {
             let last = *inputs.frames.back().expect("the last frame is cached");
             arena.keep(last);
@@ -226,16 +230,11 @@ impl WorkItem {
         }
     }
 
-    /// Whether a stream's slice is not there yet. Work starts with the whole slice, so that memory does not depend on
-    /// how the host pushes.
-    pub fn is_waiting(&self, pushed: bool) -> bool {
-        pushed && self.room() > 0
-    }
-
     /// Schedules one chunk of the current slice; `false` if nothing is left to do without more input. With `may_load`,
-    /// loads input as needed. Finished frames are appended to `finished`.
+    /// loads input as needed. Without, work starts with the whole slice, so that memory does not depend on how the host
+    /// pushes. Finished frames are appended to `finished`.
     pub fn advance(&mut self, may_load: bool, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) -> bool {
-        if self.is_waiting(!may_load) {
+        if !may_load && self.room() > 0 {
             return false;
         }
         let stages = 0..self.network().stages.len();
@@ -251,8 +250,8 @@ impl WorkItem {
 
     /// Frames that a stage could compute from its queued input.
     fn ready(&self, stage: usize) -> u64 {
-        let head = self.network().stages[stage].head();
-        let made = self.network().layers[head].time.outputs(self.emitter.caches[head].inputs().end());
+        let head = self.head_of(stage);
+        let made = self.network().layers[head].time.outputs(self.emitter.caches[head].inputs.end());
         let end = self.ends.as_ref().map_or(made, |ends| made.min(ends[stage]));
         self.reachable(stage, end).saturating_sub(self.computed[stage])
     }
@@ -268,7 +267,8 @@ impl WorkItem {
         let frames = self.incomplete_chunk(stage).unwrap_or_else(|| self.chunk_up_to_pair(stage));
         let frames = frames.max(self.least_first_chunk(stage));
         // Caches in 8 bits hold whole pairs.
-        frames + u64::from(self.network().needs_pairs(stage) && self.cuts_pair(stage, frames))
+        let needs_pairs = self.network().chunk_pairs(stage) == ChunkPairs::Required;
+        frames + u64::from(needs_pairs && self.cuts_pair(stage, frames))
     }
 
     /// Where caches are offloaded, an incomplete chunk comes first: there is no cache to move yet, and at the end it
@@ -284,8 +284,7 @@ impl WorkItem {
     /// the others have whole pairs.
     fn chunk_up_to_pair(&self, stage: usize) -> u64 {
         let chunk = self.facts().policy.chunks[stage];
-        let has_pairs = chunk > 1 && self.network().has_pairs(stage) || self.network().needs_pairs(stage);
-        chunk - u64::from(has_pairs && self.cuts_pair(stage, chunk))
+        chunk - u64::from(self.network().chunk_pairs(stage).are_kept(chunk) && self.cuts_pair(stage, chunk))
     }
 
     /// Whether a first chunk of so many frames ends within a pair.
@@ -312,16 +311,26 @@ impl WorkItem {
         self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
         let frames = vec![Vec::new(); layers.layers.len()];
         let mut values = ChunkValues { head: layers.head(), frames, kept: self.kept_outputs(&chunk) };
-        let made = self.head(&chunk, values.kept[0], to);
-        self.emitter.hand_around(layers.head(), chunk.frames.clone(), &made, to);
-        *values.of(layers.head()) = made;
-        for layer in layers.body() {
-            self.body_layer(layer, &chunk, &mut values, to);
+        let reads_input_last = self.reads_input_last(&chunk);
+        for layer in layers.layers.clone() {
+            if layer == layers.head() {
+                let made = self.head(&chunk, values.kept[0], to);
+                *values.of(layer) = made;
+            } else {
+                self.body_layer(layer, &chunk, &mut values, to);
+            }
+            if layer == reads_input_last {
+                let end = chunk.frames.end.saturating_sub(self.reread(stage));
+                self.emitter.drop_inputs_before(layers.head(), end, &chunk, &mut to.arenas.device);
+            }
+            if layer == layers.head() {
+                self.emitter.hand_around(layer, chunk.frames.clone(), values.of(layer), to);
+            }
         }
         let outputs = resident(&values.take(layers.last()));
         match network.stages.get(stage + 1) {
             Some(next) => {
-                self.emitter.caches[next.head()].inputs_mut().frames.extend(outputs);
+                self.emitter.caches[next.head()].inputs.frames.extend(outputs);
                 self.downsample_early(stage + 1, to);
             }
             None => finished.extend(cone.outputs(layers.last(), &chunk.frames).zip(outputs)),
@@ -335,7 +344,7 @@ impl WorkItem {
 
     /// Where frames wait for their chunk, a downsampler runs early: its output is smaller.
     fn downsample_early(&mut self, stage: usize, to: &mut Sink) {
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         let ready = self.ready(stage);
         if self.network().layers[head].layout.window != Window::Down || ready >= self.chunk_frames(stage) {
             return;
@@ -350,19 +359,24 @@ impl WorkItem {
     /// The outputs of a stage's first layer.
     fn head(&mut self, chunk: &Chunk, kept: Kept, to: &mut Sink) -> Vec<SlotRef> {
         let (stage, end) = (chunk.stage, chunk.frames.end);
-        let head = self.network().stages[stage].head();
+        let head = self.head_of(stage);
         let early = self.early[stage].len().min(chunk.count() as usize);
         let mut outputs: Vec<SlotRef> = self.early[stage].drain(..early).collect();
         let rematerialised = self.facts().rematerialised(head, chunk);
         let own = LayerOutputs::plain(head, chunk, chunk.frames.start + early as u64..end, kept);
         outputs.extend(self.emitter.head(&LayerOutputs { rematerialised, ..own }, to));
-        // Inputs of rematerialised frames are dropped by the last reader, those of a recomputed cache by its layer.
-        let recomputes = self.recomputes(stage).is_some_and(|layer| self.emitter.recomputed_inputs(layer).len() > 0);
-        if rematerialised == 0 && !recomputes {
-            let end = end.saturating_sub(self.reread(stage));
-            self.emitter.drop_inputs_before(head, end, chunk, &mut to.arenas.device);
-        }
         outputs
+    }
+
+    /// The last layer that reads the queued input of a stage: the head, or the one that has frames of the head computed
+    /// again.
+    fn reads_input_last(&self, chunk: &Chunk) -> LayerId {
+        let head = self.head_of(chunk.stage);
+        let has_cache = |layer: &LayerId| !self.emitter.caches[*layer].statistics.is_empty();
+        let recomputing = self.recomputes(chunk.stage).filter(has_cache);
+        let mut readers = self.network().readers(head).iter().map(|reader| reader.layer);
+        let rematerialising = if self.facts().rematerialised(head, chunk) > 0 { readers.next_back() } else { None };
+        recomputing.or(rematerialising).unwrap_or(head)
     }
 
     /// The outputs of a layer whose input is made in the same stage. Drops the values that no later layer reads.
@@ -396,26 +410,30 @@ impl WorkItem {
         let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
         for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
             drop_frames(values.take(from), to.arenas);
-            if from == values.head && facts.rematerialised(from, chunk) > 0 {
-                self.emitter.drop_inputs_before(from, chunk.frames.end, chunk, &mut to.arenas.device);
-            }
         }
     }
 
-    /// How a layer's rematerialised inputs are computed: by the layer that made them, from its queued input if that is
-    /// the stage's first, else from values of the chunk.
+    /// How the rematerialised frames that a layer reads are computed: those of its cache by the stage's head, others by
+    /// the layer that made them. A head's input is queued; that of another layer is a value of the chunk.
     fn rematerialise(&self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues) -> Option<Rematerialise<Slots>> {
-        let by = self.facts().policy.rematerialised_for(self.network(), layer)?;
-        let count = values.of(by).iter().filter(|frame| frame.is_rematerialised()).count() as u64;
-        let frames = chunk.frames.end - count..chunk.frames.end;
-        match by {
-            _ if count == 0 => None,
-            head if head == values.head => Some(self.emitter.rematerialised_by_head(head, frames)),
-            hidden => {
-                let kept = resident(values.of(layer_of(self.network().layers[hidden].input)));
-                Some(self.emitter.rematerialised_hidden(hidden, frames, &kept))
-            }
+        let recomputed = self.emitter.caches[layer].statistics.len() as u64;
+        let (by, frames) = if recomputed > 0 {
+            let end = chunk.frames.end - values.of(values.head).len() as u64;
+            (values.head, end - recomputed..end)
+        } else {
+            let by = self.facts().policy.rematerialised_for(self.network(), layer)?;
+            let count = values.of(by).iter().filter(|frame| frame.is_rematerialised()).count() as u64;
+            (by, chunk.frames.end - count..chunk.frames.end)
+        };
+        if frames.is_empty() {
+            return None;
         }
+        if by == values.head {
+            return Some(self.emitter.rematerialised_by(by, frames, &self.emitter.caches[by].inputs));
+        }
+        let inputs = resident(values.of(layer_of(self.network().layers[by].input)));
+        let inputs = FrameQueue { first: chunk.frames.end - inputs.len() as u64, frames: inputs.into() };
+        Some(self.emitter.rematerialised_by(by, frames, &inputs))
     }
 
     /// Of each layer of a stage, which of its output frames outlive the chunk. An output that is added to in place, or
@@ -460,14 +478,14 @@ impl WorkItem {
         if own.attends {
             return Kept::None;
         }
-        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.normalised[layer]);
+        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.layers[layer].normalised);
         // A layer that normalises frames of others keeps copies.
         let is_queued = consumes || normalised.is_none();
         let kept = if is_queued { self.emitter.kept_inputs(layer, chunk) } else { Kept::None };
         let overwrites = consumes
             && facts.is_banded(layer)
             && own.residual().is_none()
-            && normalised == Some(facts.sizes.outputs[layer]);
+            && normalised == Some(facts.sizes.layers[layer].output);
         let written = if overwrites { output } else { Kept::None };
         let waits = facts.is_interleaved && chunk.frames.end <= facts.cone.first(layer);
         kept.min(written).min(if waits { Kept::From(0) } else { Kept::None })

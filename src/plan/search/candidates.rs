@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, FrameShape, LayerId, SplitColumns};
-use crate::model::Network;
+use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, LayerId, SplitColumns};
+use crate::model::{ChunkPairs, Network, Reader};
 use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
 use crate::plan::exclusions::Choices;
 use crate::plan::policy::{LayerPolicy, MIN_MATERIALISED_HIDDEN, Placement, SchedulePolicy};
@@ -25,7 +25,7 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
     let wish: Vec<u64> = wish
         .enumerate()
         .map(|(stage, pixels)| {
-            let least = if network.has_pairs(stage) { 2 } else { 1 };
+            let least = if network.chunk_pairs(stage) == ChunkPairs::None { 1 } else { 2 };
             profile.busy_pixels.div_ceil(pixels.max(1)).clamp(least, profile.chunk_frames)
         })
         .collect();
@@ -50,13 +50,10 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
     policies
 }
 
-/// Chunks of whole pairs in stages whose frames share products. Single frames stay if they may: they take the least
-/// memory.
+/// Chunks of whole pairs in stages that keep them.
 pub fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
-    let whole = |(stage, chunk): (usize, u64)| match chunk {
-        _ if network.needs_pairs(stage) => (chunk / 2 * 2).max(2),
-        2.. if network.has_pairs(stage) => chunk / 2 * 2,
-        _ => chunk,
+    let whole = |(stage, chunk): (usize, u64)| {
+        if network.chunk_pairs(stage).are_kept(chunk) { (chunk / 2 * 2).max(2) } else { chunk }
     };
     chunks.enumerate().map(whole).collect()
 }
@@ -72,7 +69,7 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     let largest = pixels.iter().copied().max().unwrap_or(1);
     let rates = network.later_stage_frames(network.geometry.time);
     let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
-    let may_cut_pairs = (0..network.stages.len()).all(|stage| !network.needs_pairs(stage));
+    let may_cut_pairs = (0..network.stages.len()).all(|stage| network.chunk_pairs(stage) != ChunkPairs::Required);
     let mut policies: Vec<SchedulePolicy> = Vec::new();
     for slice in 1..=MAX_PLANNED_SLICE {
         let slice = request.slice_latents().unwrap_or(slice) * network.latent_rate();
@@ -167,34 +164,30 @@ pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target
 
 /// The stage with the most pixels, if the outputs of its first layer can be rematerialised.
 pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
-    Some(request.network.largest_stage()).filter(|stage| can_rematerialise(request, *stage, target))
+    let (network, stage) = (&request.network, request.network.largest_stage());
+    let can = target.profile.offloads && can_stream_outputs(request, network.stages[stage].head(), target);
+    can.then_some(stage)
 }
 
 /// The stage with the most pixels, if hidden frames of its layers can be rematerialised.
 pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
-    let (network, stage) = (&*request.network, request.network.largest_stage());
-    let shapes = network.input_shapes(request.input_frame());
-    let firsts: Vec<LayerId> = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).collect();
+    let (network, stage) = (&request.network, request.network.largest_stage());
+    let mut firsts = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).peekable();
     let hidden = LayerPolicy { rematerialised: 1, ..LayerPolicy::RESIDENT.banded(Placement::RESIDENT) };
-    let is_excluded = Choices { rounds: network.needs_pairs(stage), ..Choices::of(hidden) }.is_excluded();
-    let can = firsts.iter().all(|first| can_stream_outputs(network, *first, shapes[*first], target));
-    (target.profile.offloads && !is_excluded && !firsts.is_empty() && can).then_some(stage)
-}
-
-/// Whether the outputs of a stage's first layer can be rematerialised for their readers.
-pub fn can_rematerialise(request: &Request, stage: usize, target: &Target) -> bool {
-    let network = &*request.network;
-    let head = network.stages[stage].head();
-    let input = network.input_shapes(request.input_frame())[head];
-    target.profile.offloads && network.may_stream(head) && can_stream_outputs(network, head, input, target)
+    let rounds = network.chunk_pairs(stage) == ChunkPairs::Required;
+    let is_excluded = Choices { rounds, ..Choices::of(hidden) }.is_excluded();
+    let can = target.profile.offloads && !is_excluded && firsts.peek().is_some();
+    (can && firsts.all(|first| can_stream_outputs(request, first, target))).then_some(stage)
 }
 
 /// Whether a layer can run in bands whose outputs are not resident, and all readers with it.
-pub fn can_stream_outputs(network: &Network, layer: LayerId, input: FrameShape, target: &Target) -> bool {
-    let mut readers = network.readers(layer).iter().map(|reader| &network.layers[reader.layer]);
-    if !readers.all(|reader| target.can_run_banded(reader, false)) {
+pub fn can_stream_outputs(request: &Request, layer: LayerId, target: &Target) -> bool {
+    let network = &request.network;
+    let in_bands = |reader: &Reader| target.can_run_banded(network, reader.layer);
+    if !network.may_stream(layer) || !network.readers(layer).iter().all(in_bands) {
         return false;
     }
+    let input = network.input_shapes(request.input_frame())[layer];
     let (layout, columns) = (network.layers[layer].layout, SplitColumns::all_resident(input.width));
     let shape = BandShape { layout, input, columns, format: CacheFormat::Exact };
     target.sizes.band_bytes(&shape, &[BandPart::Input(0), BandPart::Output(0)], 1).is_some()

@@ -115,7 +115,7 @@ impl<'a> Search<'a> {
 
     /// The same with weights offloaded, if that makes room.
     fn offloading_weights(&self) -> Search<'a> {
-        let offloaded = fetchable_weights(&self.request.network, self.request.input_frame(), &self.target);
+        let offloaded = fetchable_weights(&self.request.network, &self.target);
         let bytes = WeightBytes::new(&self.request.network, &offloaded, &self.target).host;
         let makes_room = bytes >= self.limit / MIN_WEIGHTS;
         let offloaded = if makes_room { offloaded.into() } else { Arc::clone(&self.offloaded_weights) };
@@ -152,7 +152,7 @@ impl<'a> Search<'a> {
             // Of rows and of columns, the first, the second and the last are rehearsed.
             Some(grid) => 9.min(grid.tiles()),
         };
-        let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
+        let clips = if self.request.is_stream() && input.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice_latents().unwrap_or(MAX_PLANNED_SLICE);
         let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
         (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
@@ -174,10 +174,10 @@ impl<'a> Search<'a> {
             layers
                 .for_each(|(layer, offloaded)| layer.weights = if *offloaded { Memory::Host } else { Memory::Device });
         }
-        let orders: &[ItemOrder] = match (self.request.input.frames, &self.grid) {
-            (0, _) => &[ItemOrder::SliceBySlice],
-            (_, None) => &[ItemOrder::ItemByItem],
-            (_, Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
+        let orders: &[ItemOrder] = match &self.grid {
+            _ if self.request.is_stream() => &[ItemOrder::SliceBySlice],
+            None => &[ItemOrder::ItemByItem],
+            Some(_) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
         };
         let spec = |order: &ItemOrder| self.request.spec(Arc::clone(&policy), self.grid.clone(), *order);
         orders.iter().map(spec).collect()
@@ -396,9 +396,7 @@ impl<'a> Search<'a> {
         }
         let network = &*self.request.network;
         let shapes = network.input_shapes(self.request.input_frame());
-        let can = |layer: &LayerId| {
-            network.may_stream(*layer) && can_stream_outputs(network, *layer, shapes[*layer], &self.target)
-        };
+        let can = |layer: &LayerId| can_stream_outputs(self.request, *layer, &self.target);
         let bytes = |layer: LayerId| self.target.frame_bytes(network.layers[layer].output_shape(shapes[layer]));
         let mut order: Vec<(u64, LayerId)> =
             (0..network.layers.len()).filter(can).map(|layer| (bytes(layer), layer)).collect();
@@ -406,7 +404,7 @@ impl<'a> Search<'a> {
         let one = SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()]);
         let mut policy = all_offloaded(self.request, &one, &self.target);
         order.into_iter().find_map(|(_, layer)| {
-            policy.layers[layer].output = Placement::HOST;
+            policy.layers[layer].output = Memory::Host;
             self.first_packed(&[Arc::new(policy.clone())])
         })
     }

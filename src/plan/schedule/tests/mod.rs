@@ -13,17 +13,19 @@ use std::sync::Arc;
 use self::policies::{has_cache, rematerialises, rematerialises_hidden};
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{
-    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, Op, PairCosts, PartialSums, PinnedBytes, Shape,
+    CacheFormat, ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, Op, PairCosts, PartialSums,
+    PinnedBytes, Shape,
 };
 use crate::model::families::seedvr2::Sizes;
 use crate::model::lower::PAIR_SLABS;
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
-use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, WeightArrivals, work};
+use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, Target, WeightArrivals, work};
+use crate::plan::exclusions::Choices;
 use crate::plan::plan::Plan;
 use crate::plan::policy::{Form, Placement, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
-use crate::plan::schedule::{Next, Schedule};
+use crate::plan::schedule::{Next, Purpose, Schedule};
 use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
@@ -71,10 +73,25 @@ impl Request {
         let (network, target) = (&self.network, device.target());
         let plan = search::search(self, &target)?;
         for layer in 0..network.layers.len() {
-            let choices = target.choices(&plan.spec.policy, network, layer, self.is_still());
+            let choices = self.choices(&plan.spec.policy, layer, &target);
             assert!(choices.exclusion().is_none(), "layer {layer}: {:?} {}", choices.exclusion(), plan.report());
         }
         Ok(plan)
+    }
+
+    /// What a policy chooses for a layer, and what that is judged by.
+    fn choices(&self, policy: &SchedulePolicy, layer: LayerId, target: &Target) -> Choices {
+        let (network, stage) = (&self.network, self.network.stage_of(layer));
+        Choices {
+            own: policy.layers[layer],
+            chunk: policy.chunks[stage],
+            is_head: network.is_head(layer),
+            is_largest: network.is_largest(stage),
+            keeps_partial_sums: target.keeps_partial_sums(&network.layers[layer]),
+            reads_rematerialised: policy.rematerialised_for(network, layer).is_some(),
+            rounds: network.layers[layer].cache == CacheFormat::U8,
+            is_still: self.is_still(),
+        }
     }
 
     /// The plan of a stream by a given policy, whatever a search would choose.
@@ -538,7 +555,7 @@ fn rehearsed<T>(
 ) -> Vec<T> {
     let (target, mut found) = (device.target(), Vec::new());
     let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(device).unwrap().spec };
-    let schedule = Schedule::new(spec, Some(9), Arenas::default(), &target);
+    let schedule = Schedule::new(Purpose::Run, spec, Some(9), Arenas::default(), &target);
     schedule.rehearse(None, None, &target, |_, op| found.extend(of(op)));
     found
 }

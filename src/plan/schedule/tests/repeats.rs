@@ -1,7 +1,6 @@
 //! A rehearsal that counts what repeats takes the same memory as one of the whole schedule.
 
 use super::*;
-use crate::plan::cost::Target;
 
 fn spec(request: &Request, policy: SchedulePolicy, tiles: Option<TileSize>, order: ItemOrder) -> ScheduleSpec {
     request.spec(Arc::new(policy), tiles.and_then(|size| request.grid(size)), order)
@@ -13,14 +12,14 @@ type Demand = (Vec<(u64, u64)>, u64);
 fn rehearsed(schedule: Schedule, end: Option<u64>, slices: Option<usize>, target: &Target) -> ([Demand; 2], usize) {
     let mut ops = 0;
     let arenas = schedule.rehearse(end, slices, target, |_, _| ops += 1);
-    ([arenas.device.demand(), arenas.host.demand()], ops)
+    ([&arenas.device, &arenas.host].map(Arena::demand), ops)
 }
 
 /// Compares both rehearsals. Returns how many operations each had.
 fn compare(spec: &ScheduleSpec, frames: Option<u64>, end: Option<u64>, device: &Device) -> [usize; 2] {
     let (target, slices) = (device.target(), end.is_none().then_some(4));
-    let whole = Schedule::new(spec.clone(), frames, Arenas::default(), &target);
-    let short = Schedule::rehearsal(spec.clone(), frames, Arenas::default(), &target);
+    let whole = Schedule::new(Purpose::Run, spec.clone(), frames, Arenas::default(), &target);
+    let short = Schedule::new(Purpose::Rehearsal, spec.clone(), frames, Arenas::default(), &target);
     let ((whole, whole_ops), (short, short_ops)) =
         (rehearsed(whole, end, slices, &target), rehearsed(short, end, slices, &target));
     let (policy, batch, tiles, order) = (&spec.policy, spec.batch, spec.tiles(), spec.order);
@@ -94,7 +93,7 @@ fn rehearsals_do_not_grow_with_work_items() {
             let tiles = Some(TileSize { height: size, width: size, overlap: 0, spacing: Spacing::Even });
             let spec = spec(&request, policy, tiles, ItemOrder::SliceBySlice);
             let target = FUSED.target();
-            rehearsed(Schedule::rehearsal(spec, None, Arenas::default(), &target), None, Some(4), &target).1
+            rehearsed(Schedule::new(Purpose::Rehearsal, spec, None, Arenas::default(), &target), None, Some(4), &target).1
         };
         let (few, many) = (ops(3, 16), ops(256, 8));
         assert!(many < 4 * few, "{many} against {few}");

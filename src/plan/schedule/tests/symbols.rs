@@ -192,7 +192,7 @@ impl Symbols {
         let at = |slot: Slot| self.memory.read(&arenas.device, slot);
         let (device, host) = match &op {
             Op::Load(op) => {
-                let region = spec.regions(spec.tile_of(op.item)).0;
+                let region = spec.input_region(spec.tile_of(op.item));
                 (vec![(op.into, hash((op.batch, op.frame, region.top, region.left)))], vec![])
             }
             Op::Fetch(op) => (vec![(op.into.at, hash(("weights", op.layer, op.into.slabs)))], vec![]),
@@ -308,10 +308,7 @@ impl Symbols {
             FrameRef::Rematerialised { index, statistics } => {
                 let by = op.rematerialise.as_ref().expect("something rematerialises it");
                 let normalised = by.layout.prologue != Prologue::None;
-                let input = |slot: Slot| match normalised {
-                    true => hash(("norm", by.layer, at(slot))),
-                    false => at(slot),
-                };
+                let input = |slot: Slot| if normalised { hash(("norm", by.layer, at(slot))) } else { at(slot) };
                 let terms = by.frames[index].terms.iter();
                 assert!(terms.clone().all(|term| !normalised || by.block_inputs.contains(&term.frame)));
                 let terms: Sum = terms.map(|term| (input(term.frame), term.slab)).collect();

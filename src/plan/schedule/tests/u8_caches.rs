@@ -46,9 +46,8 @@ fn layer_outputs(
 fn add_around(network: &Network, layer: usize, level: &LevelShortcut, from: &Contents, made: &mut Contents) {
     let (parts, cout) = (level.parts as usize, |layer: usize| network.layers[layer].layout.cout);
     // The frame of the value that is a part of frame t.
-    let source = |t: usize, part: usize| match level.still {
-        true => (part == parts - 1).then_some(t),
-        false => (parts * t + part).checked_sub(parts - 1),
+    let source = |t: usize, part: usize| {
+        if level.still { (part == parts - 1).then_some(t) } else { (parts * t + part).checked_sub(parts - 1) }
     };
     for (f, content) in made.iter_mut().enumerate() {
         let (repeat, part, addend) = match level.map {

@@ -1,6 +1,5 @@
 //! Plans for a device that is not here. Owns the settings meanwhile; must not run anything.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -11,7 +10,7 @@ use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, Stre
 use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::TensorDevice;
-use crate::model::checkpoint::FileIdentity;
+use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Model, Network};
 use crate::plan::{Plan, Target};
 use crate::report::{self, PlanLimits, PlanReport};
@@ -19,15 +18,13 @@ use crate::report::{self, PlanLimits, PlanReport};
 /// A session, and the device that it plans for while `device_like` names one.
 pub struct PlanningSession {
     own: Box<dyn Session>,
-    path: PathBuf,
-    file: FileIdentity,
+    file: CheckpointFile,
     absent: Option<AbsentPlans>,
 }
 
 impl PlanningSession {
     pub fn new(own: Box<dyn Session>, checkpoint: &Checkpoint) -> PlanningSession {
-        let (path, file) = (checkpoint.path().to_owned(), checkpoint.identity().clone());
-        PlanningSession { own, path, file, absent: None }
+        PlanningSession { own, file: checkpoint.file(), absent: None }
     }
 
     fn refuse_to_run(&self) -> Result<()> {
@@ -60,12 +57,10 @@ impl Session for PlanningSession {
             self.absent = None;
             return Ok(());
         };
-        let model = self.own.model();
-        let reopen = || Checkpoint::reopen(&self.path, &self.file, model);
         check::limits(&settings, self.own.devices().len())?;
         let device = AbsentDevice::new(key, settings.precision.unwrap_or(Precision::Fp16))?;
-        let latents = latent_maps::<AbsentDevice>(&settings, model, &self.path, reopen)?;
-        let networks = networks(&device, model, &settings, latents.packing)?;
+        let latents = latent_maps::<AbsentDevice>(&settings, &self.file)?;
+        let networks = networks(&device, &self.file.model, &settings, latents.packing)?;
         self.absent = Some(AbsentPlans { settings, device, networks });
         Ok(())
     }

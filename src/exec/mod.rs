@@ -4,7 +4,6 @@
 mod absent;
 mod check;
 mod fleet;
-mod latents;
 mod ledger;
 mod nonfinite;
 mod overlap;

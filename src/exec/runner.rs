@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::latents::LatentMaps;
 use super::precision::AutoPrecision;
 use super::settings::{Latent, PixelRange, Settings};
 use super::trace::{self, traced};
@@ -19,6 +18,7 @@ use crate::ir::{
     StoreOp, StoreTensor, TensorDevice, View,
 };
 use crate::model::Direction;
+use crate::model::families::LatentMaps;
 use crate::plan::{Schedule, ScheduleSpec};
 use crate::reserve;
 

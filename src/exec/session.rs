@@ -2,7 +2,6 @@
 
 mod ready;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,12 +9,11 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::Asked;
-use super::latents::LatentMaps;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
 use super::runner::{Computing, HostTensors, Runner, Watch};
 use super::search::Job;
-use super::settings::{OnNonFinite, Settings};
+use super::settings::{Latents, OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
@@ -26,7 +24,8 @@ use super::{
 use crate::backend::{Backend, DeviceFacts, NonFinite, Note, Precision};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm, Shape, TensorDevice};
-use crate::model::checkpoint::FileIdentity;
+use crate::model::checkpoint::CheckpointFile;
+use crate::model::families::LatentMaps;
 use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
 use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
 use crate::report::{self, Bytes, PlanLimits, PlanReport};
@@ -36,10 +35,7 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
     place: TensorDevice,
-    model: Arc<Model>,
-    /// The checkpoint, and what its file was when it was opened.
-    path: PathBuf,
-    file: FileIdentity,
+    file: CheckpointFile,
     allocators: Allocators,
     make: MakeBackend<B>,
     backend: Arc<B>,
@@ -76,15 +72,13 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Engine<B>> {
         let backend = Arc::new(make(&settings)?);
         let notes = Mutex::new(backend.notes());
-        let reopen = || Checkpoint::reopen(checkpoint.path(), checkpoint.identity(), checkpoint.model());
-        let latents = latent_maps::<B>(&settings, checkpoint.model(), checkpoint.path(), reopen)?;
-        let networks = networks(&*backend, checkpoint.model(), &settings, latents.packing)?;
+        let file = checkpoint.file();
+        let latents = latent_maps::<B>(&settings, &file)?;
+        let networks = networks(&*backend, &file.model, &settings, latents.packing)?;
         let coders = networks.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
-            model: Arc::clone(checkpoint.model()),
-            file: checkpoint.identity().clone(),
-            path: checkpoint.path().to_owned(),
+            file,
             allocators,
             backend,
             make,
@@ -166,7 +160,7 @@ impl<B: Backend> Engine<B> {
         }
         self.tell_idle();
         let key = WeightsKey {
-            file: self.file.clone(),
+            file: self.file.identity.clone(),
             place: self.place,
             precision: self.backend.precision(),
             arithmetic: self.backend.arithmetic(),
@@ -179,8 +173,7 @@ impl<B: Backend> Engine<B> {
             backend: &*self.backend,
             bytes: WeightBytes::new(&network, offloaded, &self.target(control.cancel)?),
             key,
-            path: &self.path,
-            model: &self.model,
+            file: &self.file,
             network: &network,
             ledger: &self.ledger,
             cancel: control.cancel,
@@ -288,13 +281,11 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
 }
 
 /// The latents that the settings ask for. Fails if the backend has no kernels for them.
-pub(super) fn latent_maps<B: DeviceFacts>(
-    settings: &Settings,
-    model: &Model,
-    path: &Path,
-    open: impl FnOnce() -> Result<Checkpoint>,
-) -> Result<Arc<LatentMaps>> {
-    let maps = LatentMaps::new(settings, model, path, open)?;
+pub(super) fn latent_maps<B: DeviceFacts>(settings: &Settings, file: &CheckpointFile) -> Result<Arc<LatentMaps>> {
+    let maps = match settings.latents {
+        Latents::Raw => LatentMaps::raw(f64::from(settings.scaling_factor)),
+        Latents::Model => LatentMaps::of_model(file, settings.latent_format)?,
+    };
     match maps.channels(Direction::Encode) {
         Some(_) if !B::MAPS_CHANNELS => Err(Error::Argument(
             "latents: this model's have a scale for each channel, which Vulkan has no kernel for; set latents to raw, or \
@@ -378,7 +369,7 @@ impl<B: Backend> DeviceSession for Engine<B> {
     fn leave_fp16(&mut self) -> Result<()> {
         let settings = Settings { precision: Some(Precision::Bf16), ..self.settings.clone() };
         let backend = Arc::new((self.make)(&settings)?);
-        let networks = networks(&*backend, &self.model, &settings, self.latents.packing)?;
+        let networks = networks(&*backend, &self.file.model, &settings, self.latents.packing)?;
         self.auto.overflows = true;
         self.adopt(backend, networks);
         self.tuned = OnceCell::new();
@@ -392,7 +383,7 @@ impl<B: Backend> DeviceSession for Engine<B> {
 
 impl<B: Backend> Session for Engine<B> {
     fn model(&self) -> &Arc<Model> {
-        &self.model
+        &self.file.model
     }
 
     fn devices(&self) -> Vec<TensorDevice> {
@@ -407,14 +398,13 @@ impl<B: Backend> Session for Engine<B> {
         check::limits(&settings, 1)?;
         let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
         let changes_backend = backend_of(&settings) != backend_of(&self.settings);
-        let reopen = || Checkpoint::reopen(&self.path, &self.file, &self.model);
-        let latents = latent_maps::<B>(&settings, &self.model, &self.path, reopen)?;
+        let latents = latent_maps::<B>(&settings, &self.file)?;
         if changes_backend || settings.cache != self.settings.cache || latents.packing != self.latents.packing {
             let mut backend = Arc::clone(&self.backend);
             if changes_backend {
                 backend = Arc::new((self.make)(&self.effective(&settings))?);
             }
-            let networks = networks(&*backend, &self.model, &settings, latents.packing)?;
+            let networks = networks(&*backend, &self.file.model, &settings, latents.packing)?;
             if changes_backend {
                 *self.notes.lock() = backend.notes();
             }

@@ -1,7 +1,6 @@
 //! Weights on a device: loaded once, shared by all sessions with an equal key.
 
 use std::any::Any;
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,9 +12,9 @@ use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Result, check_cancel};
 use crate::ir::{LayerId, TensorDevice, WeightPart, Window};
-use crate::model::checkpoint::FileIdentity;
+use crate::model::checkpoint::{CheckpointFile, FileIdentity};
 use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights, ProductType};
-use crate::model::{Checkpoint, Direction, Model, Network};
+use crate::model::{Checkpoint, Direction, Network};
 use crate::plan::WeightBytes;
 use crate::{reserve, thread_pool};
 
@@ -151,8 +150,7 @@ impl PartsInFlight {
 pub struct Loading<'a, B: Backend> {
     pub backend: &'a B,
     pub key: WeightsKey,
-    pub path: &'a Path,
-    pub model: &'a Arc<Model>,
+    pub file: &'a CheckpointFile,
     pub network: &'a Network,
     pub bytes: WeightBytes,
     pub ledger: &'a Arc<Ledger>,
@@ -188,7 +186,7 @@ impl<B: Backend> Loading<'_, B> {
 
     fn load(&self) -> Result<(Weights<B>, Held)> {
         let Loading { backend, key, network, bytes, ledger, .. } = self;
-        let checkpoint = Checkpoint::reopen(self.path, &key.file, self.model)?;
+        let checkpoint = self.file.open()?;
         // A device has all of its weights in one block.
         let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
         let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };

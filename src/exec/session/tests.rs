@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::path::Path;
 
 use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};

@@ -3,12 +3,12 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::settings::{Latents, Settings};
+use super::{LatentFormat, LatentScaling};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::ir::{Affine, ChannelMaps};
-use crate::model::families::{LatentFormat, LatentScaling};
-use crate::model::{Checkpoint, Direction, Model};
+use crate::model::checkpoint::CheckpointFile;
+use crate::model::geometry::Direction;
 
 /// What happens to latents on the way to the host, and back.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,24 +21,22 @@ pub struct LatentMaps {
 }
 
 impl LatentMaps {
-    /// What the settings ask for. `open` opens the checkpoint at `path`, which may have statistics.
-    pub fn new(
-        settings: &Settings,
-        model: &Model,
-        path: &Path,
-        open: impl FnOnce() -> Result<Checkpoint>,
-    ) -> Result<LatentMaps> {
-        if settings.latents == Latents::Raw {
-            return Ok(LatentMaps::scaled(1, &[f64::from(settings.scaling_factor)], &[0.0]));
-        }
-        Ok(match format(settings, model, path)? {
+    /// As the network has them, times a factor.
+    pub fn raw(factor: f64) -> LatentMaps {
+        LatentMaps::scaled(1, &[factor], &[0.0])
+    }
+
+    /// As a published model has them: the one of this name, or what the checkpoint says. The checkpoint may have
+    /// statistics.
+    pub fn of_model(file: &CheckpointFile, name: Option<&str>) -> Result<LatentMaps> {
+        Ok(match scaling(file, name)? {
             LatentScaling::Scaled { scale, shift } => LatentMaps::scaled(1, &[scale], &[shift]),
             LatentScaling::Standardised { mean, deviation } => {
                 let scales: Vec<f64> = deviation.iter().map(|deviation| deviation.recip()).collect();
                 LatentMaps::scaled(1, &scales, mean)
             }
             LatentScaling::Packed { side, mean, variance, epsilon } => {
-                let checkpoint = open()?;
+                let checkpoint = file.open()?;
                 let read = |name: &str| -> Result<Vec<f64>> {
                     let tensor = checkpoint.tensor(name)?;
                     let mut values = vec![0.0; tensor.elements()];
@@ -76,32 +74,28 @@ impl LatentMaps {
 }
 
 /// The scaling of the diffusion model that the checkpoint belongs to.
-fn format(settings: &Settings, model: &Model, path: &Path) -> Result<LatentScaling> {
-    let names = |formats: &[LatentFormat]| formats.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
-    if let Some(asked) = settings.latent_format {
-        let found = model.latents.iter().find(|format| format.name == asked);
-        return found.map(|format| format.scaling).ok_or_else(|| {
-            let fitting = names(&model.latents);
-            Error::Argument(format!(
-                "latent_format: {asked} has other tensors than this checkpoint; it may be {fitting}"
-            ))
-        });
-    }
-    match &model.latents[..] {
-        [format] => Ok(format.scaling),
-        formats => from_config(&path.with_file_name("config.json")).ok_or_else(|| {
-            let fitting = names(formats);
-            Error::Argument(match formats {
-                [] => {
-                    "latents: model, but no published model has latents as this checkpoint; set latents to raw".into()
-                }
-                _ => format!(
-                    "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of \
-                     {fitting}, or put the model's config.json beside the checkpoint"
-                ),
-            })
-        }),
-    }
+fn scaling(file: &CheckpointFile, asked: Option<&str>) -> Result<LatentScaling> {
+    let formats: &[LatentFormat] = &file.model.latents;
+    let fitting = || formats.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
+    let found = match (asked, formats) {
+        (Some(asked), _) => formats.iter().find(|format| format.name == asked).map(|format| format.scaling),
+        (None, [format]) => Some(format.scaling),
+        (None, _) => from_config(&file.path.with_file_name("config.json")),
+    };
+    let unknown = || match (asked, formats) {
+        (Some(asked), _) => {
+            format!("latent_format: {asked} has other tensors than this checkpoint; it may be {}", fitting())
+        }
+        (None, []) => {
+            "latents: model, but no published model has latents as this checkpoint; set latents to raw".into()
+        }
+        (None, _) => format!(
+            "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of {}, or put \
+             the model's config.json beside the checkpoint",
+            fitting()
+        ),
+    };
+    found.ok_or_else(|| Error::Argument(unknown()))
 }
 
 /// The longest configuration that is read. Those of diffusers have about 1 KiB.

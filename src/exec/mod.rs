@@ -3,6 +3,7 @@
 
 mod absent;
 mod check;
+mod device_model;
 mod fleet;
 mod ledger;
 mod nonfinite;

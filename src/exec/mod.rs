@@ -9,6 +9,7 @@ mod ledger;
 mod nonfinite;
 mod overlap;
 mod precision;
+mod ready_job;
 mod runner;
 mod search;
 mod session;

@@ -12,12 +12,13 @@ use self::ready::Asked;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
 use super::device_model::DeviceModel;
-use super::runner::{Computing, HostTensors, Runner, Watch};
+use super::ready_job::ReadyJob;
+use super::runner::Watch;
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
-use super::workspace::{Workspace, stream_for};
+use super::workspace::Workspace;
 use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, StreamStart, Trim,
     check, nonfinite,
@@ -27,7 +28,7 @@ use crate::error::{Error, Result, check_cancel};
 use crate::ir::{DeviceProfile, Shape, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Direction, Geometry, Model};
-use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
+use crate::plan::{Plan, Target, WeightBytes};
 use crate::report::{self, Bytes, PlanReport};
 
 /// Makes the backend that some settings ask for.
@@ -84,13 +85,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn report(&self, plan: &Plan) -> PlanReport {
-        PlanReport { arithmetic: self.told_arithmetic(), ..plan.report() }
-    }
-
-    /// What bits depend on, beside the input, for people.
-    fn told_arithmetic(&self) -> String {
         let why = if self.has_left_fp16() { ", because values overflow in fp16" } else { "" };
-        format!("{}{why}", self.arithmetic())
+        PlanReport { arithmetic: format!("{}{why}", self.arithmetic()), ..plan.report() }
     }
 
     /// Computes with another backend or other networks from now on.
@@ -125,10 +121,15 @@ impl<B: Backend> Engine<B> {
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
-    fn load_weights(&mut self, direction: Direction, offloaded: &[bool], control: &Control) -> Result<()> {
+    fn load_weights(
+        &mut self,
+        direction: Direction,
+        offloaded: &[bool],
+        control: &Control,
+    ) -> Result<Arc<SharedWeights<B>>> {
         let loaded = &mut self.weights[direction as usize];
         match loaded {
-            Some(share) if share.offloaded() == offloaded => return Ok(()),
+            Some(share) if share.offloaded() == offloaded => return Ok(Arc::clone(share)),
             _ => *loaded = None,
         }
         self.tell_idle();
@@ -155,9 +156,8 @@ impl<B: Backend> Engine<B> {
         if share.pageable {
             warn_not_pinned(control, share.host_bytes());
         }
-        self.weights[direction as usize] = Some(share);
-        self.tell_idle();
-        Ok(())
+        self.weights[direction as usize] = Some(Arc::clone(&share));
+        Ok(share)
     }
 
     /// Weights that no stream needs.
@@ -170,73 +170,35 @@ impl<B: Backend> Engine<B> {
         self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.bytes()).sum::<u64>());
     }
 
-    /// Runs a call. Returns what it met as far as that is known: a call on a host's stream may still be running.
-    fn run_once(&mut self, call: &Call, control: &mut Control) -> Result<(Plan, NonFinite)> {
-        let (place, direction) = (self.place, call.direction);
-        let cone = Arc::new(check::call(self.on.network(direction), call, &[place])?);
+    /// Runs a call. Returns the plan, and what it met as far as that is known: a call on a host's stream may still be
+    /// running.
+    fn run_once(&mut self, call: &Call, control: &mut Control) -> Result<(PlanReport, NonFinite)> {
+        let direction = call.direction;
+        let cone = Arc::new(check::call(self.on.network(direction), call, &[self.place])?);
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
-        let (plan, mut workspace) = self.make_ready(&job, plan, control)?;
-        let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
+        let mut job = self.make_ready(&job, plan, control)?;
         // An earlier call on the host's stream may have found them after it returned.
-        let earlier = self.on.device.take_nonfinite(&mut workspace.memory);
+        let earlier = self.on.device.take_nonfinite(&mut job.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let begun = self.on.device.begin(&mut workspace.memory, stream);
-        let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
-        // The first call of `precision=auto` waits, to learn whether fp16 holds.
-        let end = stream.filter(|_| !self.auto.waits(direction, &self.settings, self.on.device.precision()));
+        let stream = job.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
+        let result = job.begin(stream).and_then(|()| job.drive(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = workspace.finish(&*self.on.device, end, &self.settings, place);
+        let finished = job.finish(stream);
         if finished.is_ok() {
-            self.workspace = Some(workspace);
+            self.workspace = Some(job.workspace);
         }
+        // They are idle from now on.
+        drop(job.weights);
         self.tell_idle();
-        let seen = result.and(finished)?;
-        if end.is_none() {
+        let known = result.and(finished)?;
+        if let Some(seen) = known {
             self.auto.learn(direction, seen);
         }
-        Ok((plan, seen))
-    }
-
-    fn computing(&self, direction: Direction) -> Result<Computing<B>> {
-        let weights = self.weights[direction as usize].clone();
-        Ok(Computing {
-            backend: Arc::clone(&self.on.device),
-            weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
-            settings: self.settings.clone(),
-            latents: Arc::clone(&self.on.latents),
-            place: self.place,
-            auto: self.auto,
-            arithmetic: self.told_arithmetic(),
-        })
-    }
-
-    fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
-        let computing = self.computing(call.direction)?;
-        let mut schedule = plan.schedule(&self.target(control.cancel)?);
-        let cone = Arc::clone(&schedule.spec().cone);
-        let end = cone.first_input + call.input.shape().frames;
-        let total = u64::try_from(work(schedule.spec(), end)).unwrap_or(u64::MAX);
-        let mut watch = Watch::new(control, call.direction.name(), total);
-        let tensors = HostTensors {
-            input: Some(call.input),
-            input_first: cone.first_input,
-            output: Some(call.output),
-            logvar: call.logvar,
-            output_first: cone.range.first,
-            first_clip: call.first_clip,
-        };
-        let mut runner = Runner { with: &computing, memory, buffers: plan.buffers(), tensors };
-        while schedule.prepare_next() == Next::Op {
-            runner.run(&mut schedule, &mut || watch.stop())?;
-            let work = schedule.front().map_or(0, |op| op_work(op, self.on.network(call.direction)));
-            schedule.done();
-            watch.advance(work)?;
-        }
-        Ok(())
+        Ok((job.report, known.unwrap_or_default()))
     }
 }
 
@@ -350,7 +312,7 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
-        let (mut plan, mut seen) = self.run_once(call, control)?;
+        let (mut report, mut seen) = self.run_once(call, control)?;
         if self.auto.is_overflow(&self.settings, self.on.device.precision(), seen) {
             control.warn(format_args!(
                 "{}: values overflow in fp16, so this call is repeated in bf16, and the handle stays with it; set \
@@ -358,10 +320,10 @@ impl<B: Backend> Session for Engine<B> {
                 call.direction.name()
             ));
             self.leave_fp16()?;
-            (plan, seen) = self.run_once(call, control)?;
+            (report, seen) = self.run_once(call, control)?;
         }
         nonfinite::report(seen, self.settings.on_nonfinite, call.direction, control)?;
-        Ok(self.report(&plan))
+        Ok(report)
     }
 
     fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
@@ -371,9 +333,7 @@ impl<B: Backend> Session for Engine<B> {
         let cone = Arc::new(check::first_frame(network, first)?);
         let job = Job { direction, input, cone };
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
-        let (plan, workspace) = self.make_ready(&job, plan, control)?;
-        let schedule = plan.schedule(&self.target(control.cancel)?);
-        let stream = Streaming::new(self.computing(direction)?, workspace, plan, schedule, input);
+        let stream = Streaming::new(self.make_ready(&job, plan, control)?, input);
         self.tell_idle();
         Ok(Box::new(stream))
     }

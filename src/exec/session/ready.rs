@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
+use crate::exec::ready_job::ReadyJob;
 use crate::exec::search::{HOST_MARGIN, Job, MARGIN};
 use crate::exec::settings::Settings;
 use crate::exec::weights::{self, SharedWeights};
@@ -87,7 +88,7 @@ impl<B: Backend> Engine<B> {
 
     /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is
     /// planned again for what is left.
-    pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
+    pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<ReadyJob<B>> {
         let direction = job.direction;
         self.warn_if_slice_is_shorter(control);
         for note in std::mem::take(&mut *self.notes.lock()) {
@@ -99,10 +100,21 @@ impl<B: Backend> Engine<B> {
             control.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
             let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
-            match loaded.and_then(|()| self.take_workspace(&plan, control)) {
-                Ok(workspace) => {
+            match loaded.and_then(|weights| Ok((weights, self.take_workspace(&plan, control)?))) {
+                Ok((weights, workspace)) => {
                     self.warn_if_tiled(&report, control);
-                    return Ok((plan, workspace));
+                    return Ok(ReadyJob {
+                        backend: Arc::clone(&self.on.device),
+                        place: self.place,
+                        settings: self.settings.clone(),
+                        latents: Arc::clone(&self.on.latents),
+                        weights,
+                        workspace,
+                        schedule: plan.schedule(&self.target(control.cancel)?),
+                        plan,
+                        report,
+                        auto: self.auto,
+                    });
                 }
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.on.device.free_bytes().saturating_add(self.ledger.idle());

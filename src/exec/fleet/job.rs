@@ -8,6 +8,7 @@ use crate::exec::{Call, ClipRange, JobShape};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
+use crate::report::PlanReport;
 
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
 const COMPARED_FRAMES: u64 = 64;
@@ -27,6 +28,13 @@ pub struct FleetJob {
     first_input: u64,
     is_range: bool,
     frame_work: f64,
+}
+
+/// A part, and its member's plan for it.
+#[derive(Clone)]
+pub struct PlannedPart {
+    pub part: Part,
+    pub plan: PlanReport,
 }
 
 /// The tensors of a call.

@@ -42,24 +42,12 @@ pub struct FleetStream {
     /// Input frames from the first that the next round needs on, up to `loaded`.
     inputs: Option<Frames>,
     loaded: u64,
-    /// What the last round made and the host has not pulled.
-    outputs: Option<Made>,
+    /// What the last round made and the host has not pulled: frames, and of encode also their log-variances.
+    outputs: Vec<Frames>,
     plan: PlanReport,
     held: Held,
     /// Whether `precision=auto` had become bf16 when it was opened.
     had_left_fp16: bool,
-}
-
-/// Frames that a round made.
-struct Made {
-    output: Frames,
-    logvar: Option<Frames>,
-}
-
-impl Made {
-    fn each(&mut self) -> impl Iterator<Item = &mut Frames> {
-        std::iter::once(&mut self.output).chain(&mut self.logvar)
-    }
 }
 
 pub fn open(
@@ -82,7 +70,7 @@ pub fn open(
         next: first,
         inputs: None,
         loaded: cone.first_input,
-        outputs: None,
+        outputs: Vec::new(),
         held: ledger.hold_pinned(0),
         had_left_fp16: locked.has_left_fp16(),
         network,
@@ -176,8 +164,7 @@ impl FleetStream {
 
     /// Counts the frames that are held.
     fn count_held(&mut self) {
-        let made = self.outputs.iter().flat_map(|made| [Some(&made.output), made.logvar.as_ref()]).flatten();
-        let bytes = made.chain(&self.inputs).map(Frames::bytes).sum();
+        let bytes = self.outputs.iter().chain(&self.inputs).map(Frames::bytes).sum();
         self.held = self.ledger.hold_pinned(bytes);
     }
 
@@ -193,19 +180,18 @@ impl FleetStream {
 
     /// Runs a round of `count` frames, with outputs like those of a pull.
     fn run_round(&mut self, count: u64, into: &Outputs, control: &mut Control) -> Result<()> {
-        let mut made = Made { output: Frames::like(into.output), logvar: None };
+        let mut outputs = vec![Frames::of(count, into.output)?];
         if self.network.direction == Direction::Encode {
-            made.logvar = Some(Frames::like(into.logvar.unwrap_or(into.output)));
+            outputs.push(Frames::of(count, into.logvar.unwrap_or(into.output))?);
         }
-        made.each().try_for_each(|frames| frames.grow(count))?;
         let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
         let cone = check::range(&self.network, range)?;
         let inputs = cone.inputs(self.loaded);
         let Some(input) = &self.inputs else { return Err(Error::Internal("a round without input".into())) };
         let tensors = Tensors {
             input: input.view(0..inputs.end - inputs.start)?,
-            output: made.output.view(0..count)?,
-            logvar: made.logvar.as_ref().map(|logvar| logvar.view(0..count)).transpose()?,
+            output: outputs[0].all()?,
+            logvar: outputs.get(1).map(Frames::all).transpose()?,
         };
         let job =
             FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
@@ -216,7 +202,7 @@ impl FleetStream {
         })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         self.next += count;
-        self.outputs = Some(made);
+        self.outputs = outputs;
         let passed = self.needed().start - inputs.start;
         if let Some(input) = &mut self.inputs {
             input.drop_front(passed.min(input.count()))?;
@@ -227,36 +213,34 @@ impl FleetStream {
 
     /// Fails if some member has left fp16 since the stream was opened: its frames would be of two precisions.
     fn check_precision(&self, fleet: &Fleet) -> Result<()> {
-        match fleet.has_left_fp16() == self.had_left_fp16 {
-            true => Ok(()),
-            false => Err(nonfinite::overflowed_stream(self.network.direction)),
+        if fleet.has_left_fp16() != self.had_left_fp16 {
+            return Err(nonfinite::overflowed_stream(self.network.direction));
         }
+        Ok(())
     }
 
     /// Moves frames that were made to the host, from its frame `at` on. Returns how many.
     fn hand_over(&mut self, into: &Outputs, at: u64) -> Result<u64> {
-        let Some(made) = &mut self.outputs else { return Ok(0) };
-        let pairs = [(Some(&mut made.output), Some(into.output)), (made.logvar.as_mut(), into.logvar)];
-        let (mut count, room) = (0, into.output.shape().frames - at);
-        for (frames, to) in pairs.into_iter().filter_map(|(frames, to)| Some((frames?, to))) {
-            count = room.min(frames.count());
-            if let Some(to) = to {
-                if !frames.is_like(to) {
-                    return Err(Error::Tensor(format!(
-                        "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the \
-                         size and type of a pull for a round",
-                        to.shape().width,
-                        to.shape().height,
-                        to.dtype().name(),
-                        frames.describe()
-                    )));
-                }
-                copy_tensor(&frames.view(0..count)?, &to.frames(at..at + count))?;
+        let Some(made) = self.outputs.first() else { return Ok(0) };
+        let count = made.count().min(into.output.shape().frames - at);
+        let pairs = self.outputs.iter().zip([Some(into.output), into.logvar]);
+        for (frames, to) in pairs.filter_map(|(frames, to)| Some((frames, to?))) {
+            if !frames.is_like(to) {
+                return Err(Error::Tensor(format!(
+                    "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the size \
+                     and type of a pull for a round",
+                    to.shape().width,
+                    to.shape().height,
+                    to.dtype().name(),
+                    frames.describe()
+                )));
             }
+            copy_tensor(&frames.view(0..count)?, &to.frames(at..at + count))?;
         }
-        made.each().try_for_each(|frames| frames.drop_front(count))?;
-        if made.output.count() == 0 {
-            self.outputs = None;
+        let is_last = count == made.count();
+        self.outputs.iter_mut().try_for_each(|frames| frames.drop_front(count))?;
+        if is_last {
+            self.outputs.clear();
             self.count_held();
         }
         Ok(count)
@@ -306,7 +290,7 @@ impl FrameStream for FleetStream {
             return Ok(0);
         };
         self.check.push(view)?;
-        let (needed, first) = (self.needed(), self.inputs.as_ref().map_or(0, Frames::count));
+        let needed = self.needed();
         let frames = self.inputs.get_or_insert_with(|| Frames::like(view));
         if !frames.is_like(view) {
             return Err(Error::Tensor(format!(
@@ -318,13 +302,7 @@ impl FrameStream for FleetStream {
         let taken = (needed.end - self.loaded).min(view.shape().frames);
         if taken > 0 {
             frames.reserve(needed.end - needed.start)?;
-            frames.grow(first + taken)?;
-            let own = frames.view(first..first + taken)?;
-            let copied = copy_tensor(&view.frames(0..taken), &own);
-            if copied.is_err() {
-                frames.grow(first)?;
-            }
-            copied?;
+            frames.append(&view.frames(0..taken))?;
             self.loaded += taken;
             self.count_held();
         }

@@ -191,9 +191,7 @@ trait DeviceSession: Session {
     fn geometry(&self) -> Geometry;
     /// Whether `precision=auto` has become bf16.
     fn has_left_fp16(&self) -> bool;
-    /// Whether `precision=auto` is fp16, so that it may become bf16.
-    fn may_leave_fp16(&self) -> bool;
-    /// Makes `precision=auto` bf16.
+    /// Makes `precision=auto` bf16 if it is fp16.
     fn leave_fp16(&mut self) -> Result<()>;
     /// Says whom it shares memory with.
     fn share(&mut self, with: Sharing);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::precision::AutoPrecision;
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
-use super::trace;
+use super::trace::traced;
 use super::weights::SharedWeights;
 use super::workspace::Workspace;
 use super::{Call, Control};
@@ -99,6 +99,8 @@ impl<B: Backend> ReadyJob<B> {
     /// Nothing touches the host's tensors any more, or only in the order of its stream.
     pub fn end(&mut self, stream: Option<HostStream>) -> Result<()> {
         self.backend.finish(&mut self.workspace.memory, stream)?;
-        trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut self.workspace.memory, self.place, true)
+        let Some(trace) = &self.settings.trace else { return Ok(()) };
+        trace.write(&self.backend.take_spans(&mut self.workspace.memory)?, traced(&*self.backend, self.place));
+        self.backend.trace(&mut self.workspace.memory, None).map(|_| ())
     }
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::settings::{Latent, PixelRange, Settings};
-use super::trace::{self, traced};
+use super::trace::traced;
 use super::{Control, Progress};
-use crate::backend::{Backend, RunArgs, Stop};
+use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     Affine, BlendOp, BlendTile, Buffers, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior,
@@ -76,13 +76,15 @@ impl<'a, B: Backend> Runner<'a, B> {
 
     fn run_traced(&mut self, spec: &ScheduleSpec, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
         let Some(trace) = &self.settings.trace else { return self.operate(spec, op, stop) };
-        let Some(running) = trace.begin(op, &spec.network) else { return self.operate(spec, op, stop) };
-        let tells_times = self.backend.trace(self.memory, Some(running.number))?;
+        let by = traced(self.backend, self.place);
+        let Some(number) = trace.begin(op, &spec.network, by) else { return self.operate(spec, op, stop) };
+        let start = Instant::now();
+        let tells_times = self.backend.trace(self.memory, Some(number))?;
         let result = self.operate(spec, op, stop);
         if !tells_times {
-            trace.end(&running, traced(self.backend, self.place));
-        } else if trace.wait_for(running) {
-            trace::collect(Some(trace), self.backend, self.memory, self.place, false)?;
+            trace.write(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }], by);
+        } else if trace.is_full(by) {
+            trace.write(&self.backend.take_spans(self.memory)?, by);
         }
         result
     }

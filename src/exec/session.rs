@@ -12,7 +12,6 @@ use self::ready::Asked;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
 use super::device_model::DeviceModel;
-use super::ready_job::ReadyJob;
 use super::runner::Watch;
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
@@ -24,7 +23,7 @@ use super::{
     check, nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note, Precision};
-use crate::error::{Error, Result, check_cancel};
+use crate::error::{Result, check_cancel};
 use crate::ir::{DeviceProfile, Shape, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Direction, Geometry, Model};
@@ -238,11 +237,10 @@ impl<B: Backend> DeviceSession for Engine<B> {
         self.settings.precision.is_none() && self.auto.overflows
     }
 
-    fn may_leave_fp16(&self) -> bool {
-        self.auto.is_open(&self.settings, self.on.device.precision())
-    }
-
     fn leave_fp16(&mut self) -> Result<()> {
+        if !self.auto.is_open(&self.settings, self.on.device.precision()) {
+            return Ok(());
+        }
         let settings = Settings { precision: Some(Precision::Bf16), ..self.settings.clone() };
         let backend = Arc::new((self.make)(&settings)?);
         let on = DeviceModel::new(backend, &self.file, &settings)?;

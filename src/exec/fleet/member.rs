@@ -1,7 +1,7 @@
 //! One device of a fleet, and what is known of its speed. Must not know other members.
 
 use super::job::PlannedPart;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::exec::DeviceSession;
 use crate::model::Direction;
 

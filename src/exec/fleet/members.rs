@@ -80,7 +80,7 @@ impl Fleet {
         if !self.has_left_fp16() {
             return Ok(());
         }
-        for member in self.members.iter_mut().filter(|member| member.is_able() && member.session.may_leave_fp16()) {
+        for member in self.members.iter_mut().filter(|member| member.is_able()) {
             match member.session.leave_fp16() {
                 Err(error) if member::is_of_device(&error) => member.leave_out(error),
                 left => left?,

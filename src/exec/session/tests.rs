@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
+use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};
 use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, Pull};
 use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};

@@ -7,7 +7,6 @@ mod device_model;
 mod fleet;
 mod ledger;
 mod nonfinite;
-mod overlap;
 mod precision;
 mod ready_job;
 mod runner;

@@ -51,13 +51,9 @@ impl Ledger {
     }
 
     pub fn hold(self: &Arc<Ledger>, bytes: u64) -> Held {
-        self.add(bytes);
-        Held { ledger: Arc::clone(self), bytes }
-    }
-
-    fn add(&self, bytes: u64) {
         let now = self.now.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(now, Relaxed);
+        Held { ledger: Arc::clone(self), bytes }
     }
 
     /// Says how much of what is held only waits for the next call.
@@ -84,11 +80,6 @@ impl Ledger {
 }
 
 impl Held {
-    pub fn grow(&mut self, bytes: u64) {
-        self.ledger.add(bytes);
-        self.bytes += bytes;
-    }
-
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -156,15 +147,5 @@ mod tests {
         members[1].set_idle(20);
         assert_eq!(sum.figures(), MemoryUse { now: 150, peak: 150, reserved: 20, host: 60 });
         assert_eq!(sum.devices().len(), 2);
-    }
-
-    #[test]
-    fn growing_keeps_no_ledger_alive() {
-        let ledger = Arc::new(Ledger::default());
-        let mut held = ledger.hold(100);
-        held.grow(50);
-        assert_eq!((ledger.figures().now, held.bytes(), Arc::strong_count(&ledger)), (150, 150, 2));
-        drop(held);
-        assert_eq!((ledger.figures().now, ledger.figures().peak, Arc::strong_count(&ledger)), (0, 150, 1));
     }
 }

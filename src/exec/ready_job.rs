@@ -47,7 +47,7 @@ impl<B: Backend> ReadyJob<B> {
             place: self.place,
             settings: &self.settings,
             latents: &self.latents,
-            weights: &self.weights.convs,
+            weights: &self.weights.loaded.convs,
             memory: &mut self.workspace.memory,
             buffers: self.plan.buffers(),
             tensors,

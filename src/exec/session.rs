@@ -128,7 +128,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Arc<SharedWeights<B>>> {
         let loaded = &mut self.weights[direction as usize];
         match loaded {
-            Some(share) if share.offloaded() == offloaded => return Ok(Arc::clone(share)),
+            Some(share) if share.offloaded == offloaded => return Ok(Arc::clone(share)),
             _ => *loaded = None,
         }
         self.tell_idle();
@@ -152,8 +152,8 @@ impl<B: Backend> Engine<B> {
             cancel: control.cancel,
         };
         let share = self.on.with_threads(&self.settings, || loading.share())?;
-        if share.pageable {
-            warn_not_pinned(control, share.host_bytes());
+        if share.loaded.pageable {
+            warn_not_pinned(control, share.pinned.bytes());
         }
         self.weights[direction as usize] = Some(Arc::clone(&share));
         Ok(share)
@@ -166,7 +166,7 @@ impl<B: Backend> Engine<B> {
 
     fn tell_idle(&self) {
         let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.bytes()).sum::<u64>());
+        self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.held.bytes()).sum::<u64>());
     }
 
     /// Runs a call. Returns the plan, and what it met as far as that is known: a call on a host's stream may still be

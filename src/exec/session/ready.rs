@@ -34,7 +34,7 @@ impl<B: Backend> Engine<B> {
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let idle = pinned + self.idle_weights().map(|share| share.host_bytes()).sum::<u64>();
+        let idle = pinned + self.idle_weights().map(|share| share.pinned.bytes()).sum::<u64>();
         self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
     }
 
@@ -135,8 +135,8 @@ impl<B: Backend> Engine<B> {
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
         let other = &mut self.weights[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
-            share.bytes().saturating_add(plan.device_bytes()) <= limit
-                && share.host_bytes().saturating_add(plan.host_bytes()) <= host_limit
+            share.held.bytes().saturating_add(plan.device_bytes()) <= limit
+                && share.pinned.bytes().saturating_add(plan.host_bytes()) <= host_limit
         };
         *other = other.take().filter(both_fit);
         self.tell_idle();

@@ -103,6 +103,12 @@ pub struct JobShape {
     pub range: Option<ClipRange>,
 }
 
+impl JobShape {
+    fn is_stream(&self) -> bool {
+        self.input.frames == 0
+    }
+}
+
 /// A stream to be opened, not checked yet.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamStart {

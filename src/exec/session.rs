@@ -120,15 +120,10 @@ impl<B: Backend> Engine<B> {
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
-    fn load_weights(
-        &mut self,
-        direction: Direction,
-        offloaded: &[bool],
-        control: &Control,
-    ) -> Result<Arc<SharedWeights<B>>> {
+    fn load_weights(&mut self, direction: Direction, offloaded: &[bool], control: &Control) -> Result<()> {
         let loaded = &mut self.weights[direction as usize];
         match loaded {
-            Some(share) if share.offloaded == offloaded => return Ok(Arc::clone(share)),
+            Some(share) if share.offloaded == offloaded => return Ok(()),
             _ => *loaded = None,
         }
         self.tell_idle();
@@ -155,8 +150,9 @@ impl<B: Backend> Engine<B> {
         if share.loaded.pageable {
             warn_not_pinned(control, share.pinned.bytes());
         }
-        self.weights[direction as usize] = Some(Arc::clone(&share));
-        Ok(share)
+        self.weights[direction as usize] = Some(share);
+        self.tell_idle();
+        Ok(())
     }
 
     /// Weights that no stream needs.
@@ -179,25 +175,25 @@ impl<B: Backend> Engine<B> {
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
-        let mut job = self.make_ready(&job, plan, control)?;
+        let mut ready = self.make_ready(&job, plan, control)?;
         // An earlier call on the host's stream may have found them after it returned.
-        let earlier = self.on.device.take_nonfinite(&mut job.workspace.memory);
+        let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let stream = job.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
-        let result = job.begin(stream).and_then(|()| job.drive(call, control));
+        let stream = ready.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
+        let result = ready.begin(stream).and_then(|()| ready.drive(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = job.finish(stream);
+        let finished = ready.finish(stream);
         if finished.is_ok() {
-            self.workspace = Some(job.workspace);
+            self.workspace = Some(ready.workspace);
         }
         // They are idle from now on.
-        drop(job.weights);
+        drop(ready.weights);
         self.tell_idle();
         let known = result.and(finished)?;
         if let Some(seen) = known {
             self.auto.learn(direction, seen);
         }
-        Ok((job.report, known.unwrap_or_default()))
+        Ok((ready.report, known.unwrap_or_default()))
     }
 }
 

@@ -60,13 +60,14 @@ pub fn open(
     let (network, input) = (Arc::clone(locked.network(start.direction)), Shape { frames: 0, ..start.input });
     check::input_shape(&network, input, true)?;
     let cone = check::first_frame(&network, first)?;
-    let plan = plan(&mut locked, &network, input, first, cancel)?;
+    let job = round(&locked, &network, input)?;
+    let plan = plan(&mut locked, &job, first, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
         ledger: Arc::clone(ledger),
         check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
-        round: plan.division.as_ref().and_then(|division| division.round).unwrap_or(1),
+        round: job.whole().frame_count(),
         next: first,
         inputs: None,
         loaded: cone.first_input,
@@ -78,22 +79,14 @@ pub fn open(
     })
 }
 
-/// The plan of a stream: that of a round far into the clip.
-pub fn plan(
-    fleet: &mut Fleet,
-    network: &Arc<Network>,
-    input: Shape,
-    first: u64,
-    cancel: &AtomicBool,
-) -> Result<PlanReport> {
-    let job = round(fleet, network, input)?;
-    let frames = job.whole().frame_count();
-    let mut plan = fleet.plan(&job, cancel)?;
+/// The plan of a stream, from frame `first` on: that of a round far into the clip.
+pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool) -> Result<PlanReport> {
+    let mut plan = fleet.plan(round, cancel)?;
     // Frames of a round count from its first.
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
     parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
-    Ok(of_stream(plan, first, frames))
+    Ok(of_stream(plan, first, round.whole().frame_count()))
 }
 
 /// A round of a stream, far into the clip.
@@ -115,9 +108,9 @@ fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
 }
 
 /// Output frames of a round: enough that cuts cost little, as far as host memory allows.
-fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
+fn round_frames(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<u64> {
     let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(1) };
-    let one = FleetJob::new(fleet.network(network.direction), input, Some(range), None);
+    let one = FleetJob::new(network, input, Some(range), None);
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
     let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;

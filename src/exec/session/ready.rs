@@ -100,15 +100,16 @@ impl<B: Backend> Engine<B> {
             control.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
             let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
-            match loaded.and_then(|weights| Ok((weights, self.take_workspace(&plan, control)?))) {
-                Ok((weights, workspace)) => {
+            match loaded.and_then(|()| self.take_workspace(&plan, control)) {
+                Ok(workspace) => {
                     self.warn_if_tiled(&report, control);
+                    let weights = self.weights[direction as usize].clone();
                     return Ok(ReadyJob {
                         backend: Arc::clone(&self.on.device),
                         place: self.place,
                         settings: self.settings.clone(),
                         latents: Arc::clone(&self.on.latents),
-                        weights,
+                        weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,
                         schedule: plan.schedule(&self.target(control.cancel)?),
                         plan,

@@ -53,12 +53,7 @@ impl<D: DeviceFacts> DeviceModel<D> {
     }
 
     /// The device, as the planner sees it. Rates that the host gives count before those of `profile`.
-    pub fn target<'a>(
-        &'a self,
-        mut profile: DeviceProfile,
-        settings: &Settings,
-        cancel: &'a AtomicBool,
-    ) -> Target<'a> {
+    pub fn target<'a>(&'a self, mut profile: DeviceProfile, settings: &Settings, cancel: &'a AtomicBool) -> Target<'a> {
         profile.rates = settings.rates.or(profile.rates);
         Target::new(profile, self.device.sizes(), self.networks[0].norm.groups()).with_cancel(cancel)
     }

@@ -9,9 +9,9 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::Asked;
+use super::device_model::DeviceModel;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::device_model::DeviceModel;
 use super::runner::Watch;
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};

@@ -217,7 +217,8 @@ mod tests {
         trace.finish().unwrap();
         let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         std::fs::remove_file(path).unwrap();
-        let events: Vec<_> = written["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X").collect();
+        let events: Vec<_> =
+            written["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X").collect();
         assert!(events.len() == 2 && events[0]["pid"] != events[1]["pid"], "{written}");
     }
 }

@@ -8,7 +8,6 @@ use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::PlanKind;
 use crate::ir::Shape;
-use crate::model::FrameRange;
 use crate::report::{DeviceDivision, DeviceReport, PlanReport};
 use crate::thread_pool::at_once;
 
@@ -108,11 +107,9 @@ fn plan(
     };
     let planned = at_once(members.iter_mut().zip(&own).collect(), plan_own, || ());
     let plan_of = |index: usize, part: &Part| {
-        let Some((member, at)) = find(&own, index, part) else { return Err(Error::Internal("an unplanned part".into())) };
+        let (member, at) = find(&own, index, part).ok_or_else(|| Error::Internal("a part that nobody plans".into()))?;
         let mut plan = planned[member].as_ref().map_err(Error::clone)?[at].clone()?;
-        if let Some(range) = job.range(part) {
-            plan.range = FrameRange { first: range.first, end: range.count.map(|count| range.first + count) };
-        }
+        plan.range = job.frame_range(part);
         Ok(PlannedPart { part: part.clone(), plan })
     };
     let of_member = |(index, parts): (usize, &Vec<Part>)| parts.iter().map(|part| plan_of(index, part)).collect();
@@ -167,15 +164,11 @@ pub fn report(
     let Some(first) = plans().next() else { return Err(Error::Internal("a job without parts".into())) };
     let sum = |bytes: fn(&PlanReport) -> u64| all.iter().map(|own| most(own, bytes)).sum::<u64>();
     let whole = job.whole();
-    let range = job.range(&whole);
     let seconds = devices.iter().map(|device| device.seconds).fold(0.0, f64::max);
     let useful: f64 = members.iter().map(|member| member.speed(job.direction())).sum::<f64>() * seconds;
     let cost = whole.cost(&|frame| if frame == 0 { job.cut_cost(0) } else { 0.0 });
     Ok(PlanReport {
-        range: FrameRange {
-            first: range.map_or(0, |range| range.first),
-            end: range.and_then(|range| Some(range.first + range.count?)),
-        },
+        range: job.frame_range(&whole),
         input: job.input_shape(),
         output: Shape { batch: job.clip.batch, frames: whole.frame_count(), ..first.output },
         device_bytes: sum(|plan| plan.device_bytes),

@@ -132,7 +132,8 @@ impl Fleet {
         self.begin()?;
         let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
         let mut timelines = Vec::new();
-        for (member, first) in self.members.iter().zip(&all).filter_map(|(member, parts)| Some((member, parts.first()?))) {
+        let firsts = self.members.iter().zip(&all).filter_map(|(member, parts)| Some((member, parts.first()?)));
+        for (member, first) in firsts {
             timelines.extend(member.session.timelines(&job.shape(&first.part), cancel)?);
         }
         Ok(timelines)

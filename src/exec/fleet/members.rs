@@ -151,7 +151,8 @@ impl Fleet {
             if part == job.whole() {
                 Watch::new(control, "load", 0).advance(0)?;
             }
-            let outcomes = run::run(&mut self.members, &all, Work { job, tensors }, &mut meter, control)?;
+            let work = Work { job, tensors, cancel: control.cancel, listens: control.log.is_some() };
+            let outcomes = run::run(&mut self.members, &all, work, &mut meter, control)?;
             for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
                 let left = parts.split_off(outcome.done);
                 // Those of a member that failed come back.

@@ -88,6 +88,9 @@ impl Drop for Worker<'_> {
 pub struct Work<'a> {
     pub job: &'a FleetJob,
     pub tensors: &'a Tensors,
+    pub cancel: &'a AtomicBool,
+    /// Whether the host has a log.
+    pub listens: bool,
 }
 
 /// Runs everything that is assigned: the parts of each member. A failure that another member can make good is an
@@ -103,11 +106,10 @@ pub fn run(
     let worker = |(member, parts)| Worker { member, parts, tell: tell.clone() };
     let workers: Vec<Worker> = members.iter_mut().zip(assigned.iter().map(Vec::as_slice)).map(worker).collect();
     drop(tell);
-    let (cancel, listens) = (control.cancel, control.log.is_some());
     let mut stopped = Ok(());
     let outcomes = at_once(
         workers,
-        |mut worker: Worker| worker.run(work, cancel, listens),
+        |mut worker: Worker| worker.run(work),
         || stopped = watch(&told, work.job.direction().name(), meter, control),
     );
     let outcomes = outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
@@ -161,7 +163,7 @@ impl LogSink for Relay<'_> {
 }
 
 impl Worker<'_> {
-    fn run(&mut self, work: Work, cancel: &AtomicBool, listens: bool) -> Outcome {
+    fn run(&mut self, work: Work) -> Outcome {
         let mut outcome = Outcome { seconds: 0.0, done: 0, failure: None };
         for PlannedPart { part, .. } in self.parts {
             let (frames, mut told, tell) = ((part.clip_count() * part.frame_count()) as f64, 0.0, self.tell.clone());
@@ -169,7 +171,7 @@ impl Worker<'_> {
                 let _ = tell.send(Message::Done(frames * (share - told)));
                 told = share;
             };
-            match self.run_part(part, work, cancel, listens, &mut tell_done) {
+            match self.run_part(part, work, &mut tell_done) {
                 Ok(seconds) => outcome.seconds += seconds,
                 Err(error) => {
                     tell_done(0.0);
@@ -187,14 +189,7 @@ impl Worker<'_> {
     }
 
     /// Seconds from the first operation on.
-    fn run_part(
-        &mut self,
-        part: &Part,
-        work: Work,
-        cancel: &AtomicBool,
-        listens: bool,
-        tell_done: &mut dyn FnMut(f64),
-    ) -> Result<f64> {
+    fn run_part(&mut self, part: &Part, work: Work, tell_done: &mut dyn FnMut(f64)) -> Result<f64> {
         let (place, stage) = (self.member.session.place(), work.job.direction().name());
         let relay = Relay { tell: &self.tell, place };
         let mut begun = None;
@@ -207,8 +202,8 @@ impl Worker<'_> {
             false
         };
         let near = NearTensors::new(work.job.tensors(part, work.tensors), place)?;
-        let log = listens.then_some(&relay as &dyn LogSink);
-        let mut control = Control { cancel, progress: Some(&mut progress), log };
+        let log = work.listens.then_some(&relay as &dyn LogSink);
+        let mut control = Control { cancel: work.cancel, progress: Some(&mut progress), log };
         self.member.session.run(&work.job.call(part, &near.tensors), &mut control)?;
         near.write_back()?;
         Ok(begun.map_or(0.0, |(at, done): (Instant, f64)| at.elapsed().as_secs_f64() / (1.0 - done).max(0.5)))

@@ -109,7 +109,7 @@ impl AbsentPlans {
         let limit = self.settings.memory_limit.first().copied().unwrap_or(Limit::Auto);
         PlanLimits {
             device: limit.bytes(self.on.device.memory_bytes, MARGIN),
-            host: self.settings.host_memory_limit.bytes(host_memory().1, HOST_MARGIN),
+            host: self.settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
         }
     }
 

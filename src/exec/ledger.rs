@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::MemoryUse;
+use super::search::HOST_MARGIN;
 use super::settings::Limit;
 
 /// Bytes of device memory held by one session and its streams.
@@ -113,8 +114,8 @@ impl Sharing {
     }
 
     /// The same for host memory, of which the session keeps `idle` bytes for its next call.
-    pub fn host_bytes(&self, limit: Limit, free: u64, margin: u64, own: &Ledger, idle: u64) -> u64 {
-        let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), margin) };
+    pub fn host_bytes(&self, limit: Limit, free: u64, own: &Ledger, idle: u64) -> u64 {
+        let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), HOST_MARGIN) };
         let (members, kept) = (handle.devices(), handle.pinned());
         let count = members.len() as u64;
         if let Limit::Bytes(bytes) = limit {
@@ -122,7 +123,7 @@ impl Sharing {
         }
         let pinned: u64 = members.iter().map(|member| member.pinned()).sum();
         let share = free.saturating_add(pinned) / count;
-        limit.bytes(share.saturating_sub(own.pinned().saturating_sub(idle)), margin / count)
+        limit.bytes(share.saturating_sub(own.pinned().saturating_sub(idle)), HOST_MARGIN / count)
     }
 }
 

@@ -263,7 +263,7 @@ impl DeviceFacts for Cpu {
     }
 
     fn free_bytes(&self) -> u64 {
-        super::device::host_memory().1
+        super::device::host_memory().available
     }
 }
 

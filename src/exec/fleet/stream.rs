@@ -119,7 +119,7 @@ fn round_frames(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<u
     let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);
     let limit = match fleet.settings.host_memory_limit {
         Limit::Bytes(bytes) => bytes,
-        other => other.bytes(host_memory().1, 0) / FREE_SHARE,
+        other => other.bytes(host_memory().available, 0) / FREE_SHARE,
     };
     let bytes = |frames| round_bytes(network, input, frames);
     let (mut fits, mut too_many) = (0, wanted / step + 1);

@@ -7,7 +7,7 @@ use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::ready_job::ReadyJob;
-use crate::exec::search::{HOST_MARGIN, Job, MARGIN};
+use crate::exec::search::{Job, MARGIN};
 use crate::exec::settings::Settings;
 use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::Workspace;
@@ -35,7 +35,8 @@ impl<B: Backend> Engine<B> {
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
         let idle = pinned + self.idle_weights().map(|share| share.pinned.bytes()).sum::<u64>();
-        self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
+        let free = host_memory().available;
+        self.sharing.host_bytes(self.settings.host_memory_limit, free, &self.ledger, idle)
     }
 
     pub(super) fn limits(&self) -> PlanLimits {

@@ -191,7 +191,7 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
         let known = result.and(finished)?;
         if let Some(seen) = known {
-            self.auto.learn(direction, seen);
+            self.auto.learn(direction, &self.settings, self.on.device.precision(), seen);
         }
         Ok((ready.report, known.unwrap_or_default()))
     }

@@ -121,12 +121,13 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
         let pull = result?;
         let direction = self.direction();
-        if self.job.auto.is_overflow(&self.job.settings, self.job.backend.precision(), self.seen) {
+        let ReadyJob { auto, settings, backend, .. } = &mut self.job;
+        if auto.is_overflow(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);
             return Err(nonfinite::overflowed_stream(direction));
         }
         if known.is_some() && pull == Pull::Written {
-            self.job.auto.learn(direction, self.seen);
+            auto.learn(direction, settings, backend.precision(), self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::{JoinHandle, available_parallelism};
+use std::thread::{Builder, JoinHandle, ScopedJoinHandle, available_parallelism, scope};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -334,6 +334,32 @@ pub fn for_each<T: Send, S>(
         // Those that did start are idle in the pool. The calling thread does without them.
         Err(_) => run(),
     });
+}
+
+/// Runs `work` on each item at the same time, each on a thread of its own, and `meanwhile` on the calling one. Fails
+/// where a thread did not start.
+pub fn at_once<T: Send, R: Send>(
+    items: Vec<T>,
+    work: impl Fn(T) -> R + Sync,
+    meanwhile: impl FnOnce(),
+) -> Vec<Result<R>> {
+    let work = &work;
+    scope(|in_scope| {
+        let start = |item| {
+            let on_thread = move || {
+                float_mode::set_default();
+                work(item)
+            };
+            Builder::new().spawn_scoped(in_scope, on_thread)
+        };
+        let started: Vec<_> = items.into_iter().map(start).collect();
+        meanwhile();
+        let join = |thread: std::io::Result<ScopedJoinHandle<'_, R>>| {
+            let thread = thread.map_err(|why| Error::Memory(format!("a thread for a device did not start: {why}")))?;
+            Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        };
+        started.into_iter().map(join).collect()
+    })
 }
 
 #[cfg(test)]

@@ -33,18 +33,8 @@ impl AbsentDevice {
     }
 }
 
-/// The backend that would run there, and knows what its kernels can do. Without CUDA there is none, and no device.
-#[cfg(feature = "cuda")]
-type Backend = super::cuda::Cuda;
-#[cfg(not(feature = "cuda"))]
-type Backend = super::cpu::Cpu;
-
 impl DeviceFacts for AbsentDevice {
-    const HOST_MEMORY: bool = Backend::HOST_MEMORY;
-    const MAPS_CHANNELS: bool = Backend::MAPS_CHANNELS;
-    const POOLS: bool = Backend::POOLS;
-    const PATCHES: bool = Backend::PATCHES;
-    const ADDS_ALPHA: bool = Backend::ADDS_ALPHA;
+    const HOST_MEMORY: bool = false;
 
     fn precision(&self) -> Precision {
         self.precision

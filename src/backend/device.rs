@@ -68,27 +68,31 @@ fn vulkan_devices() -> Vec<VulkanDeviceInfo> {
 }
 
 fn cpu() -> DeviceInfo {
-    let (memory_total, memory_free) = host_memory();
+    let memory = host_memory();
     DeviceInfo {
         place: TensorDevice::Cpu,
         name: processor_name(),
-        memory_total,
-        memory_free,
+        memory_total: memory.total,
+        memory_free: memory.available,
         uuid: String::new(),
         compute_capability: (0, 0),
     }
 }
 
-/// Total and available bytes of host memory. `u64::MAX` where the system does not say.
-#[cfg(not(windows))]
-pub fn host_memory() -> (u64, u64) {
-    let memory = linux_memory::memory(std::path::Path::new("/"));
-    (memory.total, memory.available)
+/// Bytes of host memory. `u64::MAX` where the system does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostMemory {
+    pub total: u64,
+    pub available: u64,
 }
 
-/// As above.
+#[cfg(not(windows))]
+pub fn host_memory() -> HostMemory {
+    linux_memory::memory(std::path::Path::new("/"))
+}
+
 #[cfg(windows)]
-pub fn host_memory() -> (u64, u64) {
+pub fn host_memory() -> HostMemory {
     #[repr(C)]
     #[derive(Default)]
     struct MemoryStatusEx {
@@ -105,8 +109,8 @@ pub fn host_memory() -> (u64, u64) {
     let mut status = MemoryStatusEx { length: size_of::<MemoryStatusEx>() as u32, ..MemoryStatusEx::default() };
     // SAFETY: the struct is the system's, and as long as it says.
     match unsafe { GlobalMemoryStatusEx(&mut status) } {
-        0 => (u64::MAX, u64::MAX),
-        _ => (status.total, status.available),
+        0 => HostMemory { total: u64::MAX, available: u64::MAX },
+        _ => HostMemory { total: status.total, available: status.available },
     }
 }
 

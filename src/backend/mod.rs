@@ -81,14 +81,6 @@ pub enum Residency {
 pub trait DeviceFacts {
     /// Whether the device's memory is the host's.
     const HOST_MEMORY: bool;
-    /// Whether loads and stores can have a map for each channel: [`crate::ir::ChannelMaps`].
-    const MAPS_CHANNELS: bool;
-    /// Whether it runs [`Op::Pool`] and [`Op::Add`].
-    const POOLS: bool;
-    /// Whether loads and stores can have patches: [`crate::ir::patch_pixel`].
-    const PATCHES: bool;
-    /// Whether loads give channels that the host's tensor lacks the value 1.
-    const ADDS_ALPHA: bool;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.

@@ -6,7 +6,7 @@ use std::ptr::null;
 use super::text;
 use super::types::vvae_model_desc;
 use crate::error::Result;
-use crate::exec::{LatentFacts, LatentValues};
+use crate::model::families::{LatentFacts, LatentValues};
 use crate::model::{Checkpoint, Direction, Model, Network};
 
 #[derive(Default)]

@@ -1,40 +1,37 @@
 //! Plans for a device that is not here. Owns the settings meanwhile; must not run anything.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::device_model::DeviceModel;
 use super::ledger::Ledger;
-use super::search::{self, HOST_MARGIN, Job, MARGIN};
-use super::session::{latent_maps, networks};
+use super::search::{HOST_MARGIN, Job, MARGIN};
 use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, StreamStart, Trim, check};
 use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::TensorDevice;
-use crate::model::checkpoint::FileIdentity;
-use crate::model::{Checkpoint, Model, Network};
+use crate::model::checkpoint::CheckpointFile;
+use crate::model::{Checkpoint, Model};
 use crate::plan::{Plan, Target};
 use crate::report::{self, PlanLimits, PlanReport};
 
 /// A session, and the device that it plans for while `device_like` names one.
 pub struct PlanningSession {
     own: Box<dyn Session>,
-    path: PathBuf,
-    file: FileIdentity,
+    file: CheckpointFile,
     absent: Option<AbsentPlans>,
 }
 
 impl PlanningSession {
     pub fn new(own: Box<dyn Session>, checkpoint: &Checkpoint) -> PlanningSession {
-        let (path, file) = (checkpoint.path().to_owned(), checkpoint.identity().clone());
-        PlanningSession { own, path, file, absent: None }
+        PlanningSession { own, file: checkpoint.file(), absent: None }
     }
 
     fn refuse_to_run(&self) -> Result<()> {
         match &self.absent {
-            Some(AbsentPlans { device, .. }) => Err(Error::Argument(format!(
+            Some(AbsentPlans { on, .. }) => Err(Error::Argument(format!(
                 "device_like: {} is planned for and is not here; set device_like to none to run",
-                device.key
+                on.device.key
             ))),
             None => Ok(()),
         }
@@ -60,13 +57,10 @@ impl Session for PlanningSession {
             self.absent = None;
             return Ok(());
         };
-        let model = self.own.model();
-        let reopen = || Checkpoint::reopen(&self.path, &self.file, model);
         check::limits(&settings, self.own.devices().len())?;
         let device = AbsentDevice::new(key, settings.precision.unwrap_or(Precision::Fp16))?;
-        let latents = latent_maps::<AbsentDevice>(&settings, model, &self.path, reopen)?;
-        let networks = networks(&device, model, &settings, latents.packing)?;
-        self.absent = Some(AbsentPlans { settings, device, networks });
+        let on = DeviceModel::new(Arc::new(device), &self.file, &settings)?;
+        self.absent = Some(AbsentPlans { settings, on });
         Ok(())
     }
 
@@ -106,9 +100,7 @@ impl Session for PlanningSession {
 /// What plans for an absent device need.
 struct AbsentPlans {
     settings: Settings,
-    device: AbsentDevice,
-    /// By direction.
-    networks: [Arc<Network>; 2],
+    on: DeviceModel<AbsentDevice>,
 }
 
 impl AbsentPlans {
@@ -116,33 +108,28 @@ impl AbsentPlans {
     fn limits(&self) -> PlanLimits {
         let limit = self.settings.memory_limit.first().copied().unwrap_or(Limit::Auto);
         PlanLimits {
-            device: limit.bytes(self.device.memory_bytes, MARGIN),
-            host: self.settings.host_memory_limit.bytes(host_memory().1, HOST_MARGIN),
+            device: limit.bytes(self.on.device.memory_bytes, MARGIN),
+            host: self.settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
         }
     }
 
-    fn target(&self) -> Target<'_> {
-        let mut profile = self.device.profile();
-        profile.rates = self.settings.rates.or(profile.rates);
-        Target::new(profile, self.device.sizes(), self.networks[0].norm.groups())
+    fn target<'a>(&'a self, cancel: &'a AtomicBool) -> Target<'a> {
+        self.on.target(self.on.device.profile(), &self.settings, cancel)
     }
 
     fn find(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Plan> {
-        crate::reserve::check()?;
-        let network = &self.networks[job.direction as usize];
+        let network = self.on.network(job.direction);
         let request = Job::new(network, job)?.request(network, &self.settings, self.limits(), 0);
-        let search = || search::search(&request, &self.settings, &self.target(), cancel);
-        crate::thread_pool::with_threads(None, self.settings.threads, search)
+        self.on.plan(&request, &self.settings, &self.target(cancel), cancel)
     }
 
     fn report(&self, plan: &Plan) -> PlanReport {
-        let arithmetic = format!("{} in {}", self.device.arithmetic(), self.device.precision().name());
-        PlanReport { arithmetic, absent: Some(self.device.name), ..plan.report() }
+        PlanReport { arithmetic: self.on.arithmetic(), absent: Some(self.on.device.name), ..plan.report() }
     }
 
     fn timeline(&self, plan: &Plan, cancel: &AtomicBool) -> Result<serde_json::Value> {
-        let (target, key) = (self.target().with_cancel(cancel), self.device.key);
-        let timeline = report::timeline(plan, &self.report(plan), key, self.limits(), &target);
+        let (report, key) = (self.report(plan), self.on.device.key);
+        let timeline = report::timeline(plan, &report, key, self.limits(), &self.target(cancel));
         check_cancel(cancel)?;
         Ok(timeline)
     }

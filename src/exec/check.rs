@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::exec::overlap::check_disjoint;
 use crate::exec::{Call, ClipRange, JobShape, Outputs, Settings};
-use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View};
+use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View, share_bytes};
 use crate::model::{Cone, Direction, FrameRange, Network};
 
 /// What goes in and what comes out.
@@ -30,19 +29,17 @@ const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
 /// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
 pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
-    let name = input_name(network.direction);
-    let channels = match network.direction {
-        Direction::Encode => network.geometry.pixel_channels,
-        Direction::Decode => network.geometry.packed_channels(),
+    let (name, dims, geometry) = (input_name(network.direction), shape.dims(), &network.geometry);
+    let (channels, fits, scale) = match network.direction {
+        Direction::Encode => (geometry.pixel_channels, network.is_video(shape.channels), 1),
+        Direction::Decode => {
+            let channels = geometry.packed_channels();
+            (channels, shape.channels == channels, geometry.packed_space())
+        }
     };
-    let dims = shape.dims();
     if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
     }
-    let fits = match network.direction {
-        Direction::Encode => network.is_video(shape.channels),
-        Direction::Decode => shape.channels == channels,
-    };
     if !fits {
         let found = shape.channels;
         let opaque = if network.direction == Direction::Encode && channels == 4 && network.is_video(3) {
@@ -53,12 +50,9 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
         return refuse(format!("{name}: C is {found}, but this model's {name} has {channels} channels{opaque}"));
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
-    const MOST: [u64; 5] = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, 1 << 17, 1 << 17];
-    let scale = if network.direction == Direction::Decode { network.geometry.packed_space() } else { 1 };
-    if let Some(axis) = (0..5).find(|axis| dims[*axis].saturating_mul(if *axis > 2 { scale } else { 1 }) > MOST[*axis])
-    {
-        let most = MOST[axis] / if axis > 2 { scale } else { 1 };
-        return refuse(format!("{name}: {} is {}; the most is {most}", AXES[axis], dims[axis]));
+    let most = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, (1 << 17) / scale, (1 << 17) / scale];
+    if let Some(axis) = (0..5).find(|axis| dims[*axis] > most[*axis]) {
+        return refuse(format!("{name}: {} is {}; the most is {}", AXES[axis], dims[axis], most[axis]));
     }
     // All clips of a stream are under way at the same time.
     const MOST_STREAMED: u64 = 256;
@@ -139,10 +133,7 @@ fn dtype(kind: TensorKind, name: &str, view: &View) -> Result<()> {
 }
 
 fn equal(name: &str, axis: usize, found: u64, expected: u64) -> Result<()> {
-    if found == expected {
-        return Ok(());
-    }
-    refuse(format!("{name}: {} is {found}, expected {expected}", AXES[axis]))
+    cropped(name, axis, found, expected, 1)
 }
 
 /// `found` may be less than `whole` by less than one `step`: the rest is padding, to be cropped.
@@ -153,6 +144,15 @@ fn cropped(name: &str, axis: usize, found: u64, whole: u64, step: u64) -> Result
     }
     let accepted = if least == whole { format!("{whole}") } else { format!("{least} to {whole}") };
     refuse(format!("{name}: {} is {found}, expected {accepted}", AXES[axis]))
+}
+
+/// Checks that two tensors, each with the name of its argument, have memory of their own.
+fn disjoint(named: (&str, &View), other: (&str, &View)) -> Result<()> {
+    if share_bytes(named.1, other.1) {
+        let names = format!("{} and {}", named.0, other.0);
+        return refuse(format!("{names}: the tensors share memory; an output needs memory of its own"));
+    }
+    Ok(())
 }
 
 /// Checks that there is a limit for each of so many devices, or one for all.
@@ -174,10 +174,10 @@ pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<C
     output(network, shape, call.output, places, call.range.is_none())?;
     // After the shapes: a wrong shape reaches into memory that the tensor does not have.
     let (from, to) = (input_name(direction), ends(direction).1.name());
-    check_disjoint((to, call.output), (from, call.input))?;
+    disjoint((to, call.output), (from, call.input))?;
     if let Some(view) = call.logvar {
         logvar(network, shape, view, places, call.output)?;
-        check_disjoint(("logvar", view), (from, call.input))?;
+        disjoint(("logvar", view), (from, call.input))?;
     }
     let Some(asked) = call.range else { return Ok(Cone::new(network, FrameRange::WHOLE)) };
     let cone = range(network, asked)?;
@@ -206,7 +206,7 @@ fn logvar(network: &Network, input: Shape, view: &View, places: &[TensorDevice],
     }
     named_output(network, "logvar", input, view, places, false)?;
     equal("logvar", 2, view.shape().frames, latent.shape().frames)?;
-    check_disjoint(("logvar", view), (ends(network.direction).1.name(), latent))
+    disjoint(("logvar", view), (ends(network.direction).1.name(), latent))
 }
 
 fn named_output(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::MemoryUse;
+use super::search::HOST_MARGIN;
 use super::settings::Limit;
 
 /// Bytes of device memory held by one session and its streams.
@@ -51,13 +52,9 @@ impl Ledger {
     }
 
     pub fn hold(self: &Arc<Ledger>, bytes: u64) -> Held {
-        self.add(bytes);
-        Held { ledger: Arc::clone(self), bytes }
-    }
-
-    fn add(&self, bytes: u64) {
         let now = self.now.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(now, Relaxed);
+        Held { ledger: Arc::clone(self), bytes }
     }
 
     /// Says how much of what is held only waits for the next call.
@@ -84,11 +81,6 @@ impl Ledger {
 }
 
 impl Held {
-    pub fn grow(&mut self, bytes: u64) {
-        self.ledger.add(bytes);
-        self.bytes += bytes;
-    }
-
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -122,8 +114,8 @@ impl Sharing {
     }
 
     /// The same for host memory, of which the session keeps `idle` bytes for its next call.
-    pub fn host_bytes(&self, limit: Limit, free: u64, margin: u64, own: &Ledger, idle: u64) -> u64 {
-        let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), margin) };
+    pub fn host_bytes(&self, limit: Limit, free: u64, own: &Ledger, idle: u64) -> u64 {
+        let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), HOST_MARGIN) };
         let (members, kept) = (handle.devices(), handle.pinned());
         let count = members.len() as u64;
         if let Limit::Bytes(bytes) = limit {
@@ -131,7 +123,7 @@ impl Sharing {
         }
         let pinned: u64 = members.iter().map(|member| member.pinned()).sum();
         let share = free.saturating_add(pinned) / count;
-        limit.bytes(share.saturating_sub(own.pinned().saturating_sub(idle)), margin / count)
+        limit.bytes(share.saturating_sub(own.pinned().saturating_sub(idle)), HOST_MARGIN / count)
     }
 }
 
@@ -156,15 +148,5 @@ mod tests {
         members[1].set_idle(20);
         assert_eq!(sum.figures(), MemoryUse { now: 150, peak: 150, reserved: 20, host: 60 });
         assert_eq!(sum.devices().len(), 2);
-    }
-
-    #[test]
-    fn growing_keeps_no_ledger_alive() {
-        let ledger = Arc::new(Ledger::default());
-        let mut held = ledger.hold(100);
-        held.grow(50);
-        assert_eq!((ledger.figures().now, held.bytes(), Arc::strong_count(&ledger)), (150, 150, 2));
-        drop(held);
-        assert_eq!((ledger.figures().now, ledger.figures().peak, Arc::strong_count(&ledger)), (0, 150, 1));
     }
 }

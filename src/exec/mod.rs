@@ -3,12 +3,12 @@
 
 mod absent;
 mod check;
+mod device_model;
 mod fleet;
-mod latents;
 mod ledger;
 mod nonfinite;
-mod overlap;
 mod precision;
+mod ready_job;
 mod runner;
 mod search;
 mod session;
@@ -18,7 +18,6 @@ mod trace;
 mod weights;
 mod workspace;
 
-pub use latents::{LatentFacts, LatentValues};
 pub use ledger::Ledger;
 use ledger::Sharing;
 pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
@@ -102,6 +101,12 @@ pub struct JobShape {
     pub input: Shape,
     /// `None`: the whole clip.
     pub range: Option<ClipRange>,
+}
+
+impl JobShape {
+    fn is_stream(&self) -> bool {
+        self.input.frames == 0
+    }
 }
 
 /// A stream to be opened, not checked yet.
@@ -191,9 +196,7 @@ trait DeviceSession: Session {
     fn geometry(&self) -> Geometry;
     /// Whether `precision=auto` has become bf16.
     fn has_left_fp16(&self) -> bool;
-    /// Whether `precision=auto` is fp16, so that it may become bf16.
-    fn may_leave_fp16(&self) -> bool;
-    /// Makes `precision=auto` bf16.
+    /// Makes `precision=auto` bf16 if it is fp16.
     fn leave_fp16(&mut self) -> Result<()>;
     /// Says whom it shares memory with.
     fn share(&mut self, with: Sharing);

@@ -35,9 +35,9 @@ impl AutoPrecision {
         self.is_open(settings, used) && seen.stored && !seen.loaded
     }
 
-    /// After a call whose result is known.
-    pub fn learn(&mut self, direction: Direction, seen: NonFinite) {
-        self.holds[direction as usize] |= seen == NonFinite::default();
+    /// After a call whose result is known. Other precisions say nothing about fp16.
+    pub fn learn(&mut self, direction: Direction, settings: &Settings, used: Precision, seen: NonFinite) {
+        self.holds[direction as usize] |= self.is_open(settings, used) && seen == NonFinite::default();
     }
 }
 
@@ -60,7 +60,7 @@ mod tests {
         let asked = Settings { precision: Some(Precision::Fp16), ..auto.clone() };
         assert!(!known.is_overflow(&asked, Precision::Fp16, OVERFLOW));
         assert!(!known.waits(Direction::Decode, &asked, Precision::Fp16));
-        known.learn(Direction::Decode, FINITE);
+        known.learn(Direction::Decode, &auto, Precision::Fp16, FINITE);
         assert!(known.is_overflow(&auto, Precision::Fp16, OVERFLOW), "a later input may overflow");
     }
 
@@ -69,15 +69,17 @@ mod tests {
         let (auto, mut known) = (node::defaults(), AutoPrecision::default());
         let waits = |known: AutoPrecision| Direction::ALL.map(|d| known.waits(d, &auto, Precision::Fp16));
         assert_eq!(waits(known), [true, true]);
-        known.learn(Direction::Encode, GIVEN);
+        known.learn(Direction::Encode, &auto, Precision::Fp16, GIVEN);
         assert_eq!(waits(known), [true, true], "an input that is not finite says nothing");
-        known.learn(Direction::Encode, FINITE);
+        let fp32 = Settings { precision: Some(Precision::Fp32), ..node::defaults() };
+        known.learn(Direction::Encode, &fp32, Precision::Fp32, FINITE);
+        assert_eq!(waits(known), [true, true], "fp32 says nothing about fp16");
+        known.learn(Direction::Encode, &auto, Precision::Fp16, FINITE);
         assert_eq!(waits(known), [false, true], "the decoder may overflow where the encoder does not");
-        known.learn(Direction::Decode, FINITE);
+        known.learn(Direction::Decode, &auto, Precision::Fp16, FINITE);
         assert!(waits(known) == [false, false] && known.of(&auto).is_none());
         known.overflows = true;
         assert_eq!(known.of(&auto), Some(Precision::Bf16));
-        let fp32 = Settings { precision: Some(Precision::Fp32), ..node::defaults() };
         assert_eq!(known.of(&fp32), Some(Precision::Fp32), "the host's word counts");
         assert!(!AutoPrecision::default().waits(Direction::Decode, &auto, Precision::Fp32), "as on the CPU");
     }

@@ -2,28 +2,27 @@
 //!
 //! Owns the mapping between host tensors and activations. Knows no plan search and no kernel.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::latents::LatentMaps;
-use super::precision::AutoPrecision;
 use super::settings::{Latent, PixelRange, Settings};
-use super::trace::{self, traced};
-use super::weights::SharedWeights;
+use super::trace::traced;
 use super::{Control, Progress};
-use crate::backend::{Backend, RunArgs, Stop};
+use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     Affine, BlendOp, BlendTile, Buffers, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior,
     StoreOp, StoreTensor, TensorDevice, View,
 };
-use crate::model::Direction;
+use crate::model::families::LatentMaps;
+use crate::model::{Direction, Network};
 use crate::plan::{Schedule, ScheduleSpec};
 use crate::reserve;
 
 /// The authors' implementation clamps the log-variance to this range.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
+
+const UNCHANGED: Affine = Affine { mul: 1.0, add: 0.0 };
 
 /// Host tensors of a call. Frame 0 of a tensor is frame `*_first` of the clip, clip 0 is `first_clip` of the batch.
 #[derive(Clone, Copy, Default)]
@@ -44,40 +43,48 @@ fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
 }
 
-/// What a call or a stream computes with, from its session.
-pub struct Computing<B: Backend> {
-    pub backend: Arc<B>,
-    pub weights: Arc<SharedWeights<B>>,
-    pub settings: Settings,
-    pub latents: Arc<LatentMaps>,
-    pub place: TensorDevice,
-    pub auto: AutoPrecision,
-    /// For the plan.
-    pub arithmetic: String,
-}
-
 /// Everything that operations are run with.
 pub struct Runner<'a, B: Backend> {
-    pub with: &'a Computing<B>,
+    pub backend: &'a B,
+    pub place: TensorDevice,
+    pub settings: &'a Settings,
+    pub latents: &'a LatentMaps,
+    /// By layer.
+    pub weights: &'a [B::Conv],
     pub memory: &'a mut B::Memory,
     pub buffers: Buffers,
     pub tensors: HostTensors<'a>,
 }
 
-impl<B: Backend> Runner<'_, B> {
-    /// Runs the operation in front of the schedule's queue.
+/// What values go through between a host's tensor and activations.
+struct Conversion<'a> {
+    map: Affine,
+    channels: Option<ChannelMaps<'a>>,
+    patch: u64,
+}
+
+impl<'a, B: Backend> Runner<'a, B> {
+    /// Runs the operation in front of the schedule's queue, and takes it from there.
     pub fn run(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<()> {
         let Some(op) = schedule.front() else { return Ok(()) };
         let spec = schedule.spec();
         let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
-        let Some(trace) = &self.with.settings.trace else { return self.operate(spec, &op, stop) };
-        let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
-        let tells_times = self.with.backend.trace(self.memory, Some(running.number))?;
-        let result = self.operate(spec, &op, stop);
+        self.run_traced(spec, &op, stop)?;
+        schedule.done();
+        Ok(())
+    }
+
+    fn run_traced(&mut self, spec: &ScheduleSpec, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
+        let Some(trace) = &self.settings.trace else { return self.operate(spec, op, stop) };
+        let by = traced(self.backend, self.place);
+        let Some(number) = trace.begin(op, &spec.network, by) else { return self.operate(spec, op, stop) };
+        let start = Instant::now();
+        let tells_times = self.backend.trace(self.memory, Some(number))?;
+        let result = self.operate(spec, op, stop);
         if !tells_times {
-            trace.end(&running, traced(&*self.with.backend, self.with.place));
-        } else if trace.wait_for(running) {
-            trace::collect(Some(trace), &*self.with.backend, self.memory, self.with.place, false)?;
+            trace.write(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }], by);
+        } else if trace.is_full(by) {
+            trace.write(&self.backend.take_spans(self.memory)?, by);
         }
         result
     }
@@ -88,8 +95,8 @@ impl<B: Backend> Runner<'_, B> {
             Op::Blend(blend) => self.blend(spec, blend),
             Op::Store(store) => self.store(spec, store),
             _ => {
-                let args = RunArgs { weights: &self.with.weights.convs, buffers: self.buffers };
-                self.with.backend.run(self.memory, op, &args, stop)
+                let args = RunArgs { weights: self.weights, buffers: self.buffers };
+                self.backend.run(self.memory, op, &args, stop)
             }
         }
     }
@@ -97,26 +104,20 @@ impl<B: Backend> Runner<'_, B> {
     fn load(&mut self, spec: &ScheduleSpec, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
         let from = self.tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.input_region(spec.tile_of(op.item));
+        let Conversion { map, channels, patch } = self.of_input(&spec.network, from.dtype());
         let load = LoadTensor {
             from,
             batch: op.batch,
             frame: op.frame - self.tensors.input_first,
             top: region.top,
             left: region.left,
-            map: self.input_map(spec.network.direction, from.dtype()),
-            channels: self
-                .with
-                .latents
-                .channels(Direction::Decode)
-                .filter(|_| spec.network.direction == Direction::Decode),
-            patch: match spec.network.direction {
-                Direction::Encode => spec.network.geometry.patch,
-                Direction::Decode => 1,
-            },
+            map,
+            channels,
+            patch,
             shape: region.shape,
             into: op.into,
         };
-        self.with.backend.load(self.memory, &load, &self.buffers, stop)
+        self.backend.load(self.memory, &load, &self.buffers, stop)
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.
@@ -136,7 +137,7 @@ impl<B: Backend> Runner<'_, B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        self.with.backend.blend(self.memory, &blend, &self.buffers)
+        self.backend.blend(self.memory, &blend, &self.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
@@ -147,54 +148,63 @@ impl<B: Backend> Runner<'_, B> {
             // Padding of the encoder's input comes out as frames that the host does not want.
             return Ok(());
         }
-        let (network, settings) = (&spec.network, &self.with.settings);
-        let latent = network.geometry.latent_channels;
-        let weights = spec.grid.as_deref();
+        let (network, weights) = (&spec.network, spec.grid.as_deref());
+        let Conversion { map, channels, patch } = self.of_output(network, into.dtype());
+        let logvar_channel = network.geometry.latent_channels;
+        let is_sampled = network.direction == Direction::Encode && self.settings.posterior == Latent::Sample;
         let plain = StoreTensor {
             from: op.from,
             shape: network.output_shape(spec.input),
             channel: 0,
             divide: weights.map(|grid| Fades { rows: &grid.rows.weight, columns: &grid.columns.weight }),
             clamp: None,
-            sample: None,
-            map: Affine { mul: 1.0, add: 0.0 },
-            channels: None,
-            patch: 1,
+            sample: is_sampled.then_some(Posterior { seed: self.settings.seed, logvar_channel }),
+            map,
+            channels,
+            patch,
             into,
             batch: op.batch,
             frame,
             clip: self.tensors.first_clip + op.batch,
             clip_frame: op.frame,
         };
+        self.backend.store(self.memory, &plain, &self.buffers)?;
+        let Some(into) = self.tensors.logvar else { return Ok(()) };
+        let same = channels.map_or(Vec::new(), |channels| vec![UNCHANGED; channels.maps.len()]);
+        let logvar = StoreTensor {
+            channel: logvar_channel,
+            clamp: Some(LOGVAR_RANGE),
+            sample: None,
+            map: UNCHANGED,
+            channels: channels.map(|channels| ChannelMaps { maps: &same, ..channels }),
+            into,
+            ..plain
+        };
+        self.backend.store(self.memory, &logvar, &self.buffers)
+    }
+
+    fn of_input(&self, network: &Network, dtype: DType) -> Conversion<'a> {
         match network.direction {
-            Direction::Decode => {
-                let map = output_pixels(into.dtype(), settings.pixel_range);
-                self.with.backend.store(
-                    self.memory,
-                    &StoreTensor { map, patch: network.geometry.patch, ..plain },
-                    &self.buffers,
-                )
-            }
-            Direction::Encode => {
-                let sample = (settings.posterior == Latent::Sample)
-                    .then_some(Posterior { seed: settings.seed, logvar_channel: latent });
-                let (map, channels) =
-                    (self.with.latents.map(Direction::Encode), self.with.latents.channels(Direction::Encode));
-                self.with.backend.store(self.memory, &StoreTensor { map, channels, sample, ..plain }, &self.buffers)?;
-                let Some(into) = self.tensors.logvar else { return Ok(()) };
-                let same = channels.map_or(Vec::new(), |channels| vec![plain.map; channels.maps.len()]);
-                let channels = channels.map(|channels| ChannelMaps { maps: &same, ..channels });
-                let logvar = StoreTensor { channel: latent, clamp: Some(LOGVAR_RANGE), into, channels, ..plain };
-                self.with.backend.store(self.memory, &logvar, &self.buffers)
-            }
+            Direction::Encode => Conversion::of_pixels(network, input_pixels(dtype, self.settings.pixel_range)),
+            Direction::Decode => self.of_latents(Direction::Decode),
         }
     }
 
-    fn input_map(&self, direction: Direction, dtype: DType) -> Affine {
-        match direction {
-            Direction::Encode => input_pixels(dtype, self.with.settings.pixel_range),
-            Direction::Decode => self.with.latents.map(direction),
+    fn of_output(&self, network: &Network, dtype: DType) -> Conversion<'a> {
+        match network.direction {
+            Direction::Encode => self.of_latents(Direction::Encode),
+            Direction::Decode => Conversion::of_pixels(network, output_pixels(dtype, self.settings.pixel_range)),
         }
+    }
+
+    fn of_latents(&self, direction: Direction) -> Conversion<'a> {
+        Conversion { map: self.latents.map(direction), channels: self.latents.channels(direction), patch: 1 }
+    }
+}
+
+impl Conversion<'_> {
+    fn of_pixels(network: &Network, map: Affine) -> Self {
+        Conversion { map, channels: None, patch: network.geometry.patch }
     }
 }
 
@@ -203,7 +213,7 @@ fn input_pixels(dtype: DType, range: PixelRange) -> Affine {
     match (dtype.full_scale(), range) {
         (Some(full), _) => Affine { mul: 2.0 / full, add: -1.0 },
         (None, PixelRange::Unit) => Affine { mul: 2.0, add: -1.0 },
-        (None, PixelRange::Signed) => Affine { mul: 1.0, add: 0.0 },
+        (None, PixelRange::Signed) => UNCHANGED,
     }
 }
 
@@ -212,7 +222,7 @@ fn output_pixels(dtype: DType, range: PixelRange) -> Affine {
     match (dtype.full_scale(), range) {
         (Some(full), _) => Affine { mul: full / 2.0, add: full / 2.0 },
         (None, PixelRange::Unit) => Affine { mul: 0.5, add: 0.5 },
-        (None, PixelRange::Signed) => Affine { mul: 1.0, add: 0.0 },
+        (None, PixelRange::Signed) => UNCHANGED,
     }
 }
 

@@ -1,11 +1,11 @@
 //! From a job and settings to a plan, or to the words that say why there is none. Must not run anything.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::settings::{Settings, Tiling};
 use super::{JobShape, check};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_cancel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction, Network};
 use crate::plan::{self, Plan, PlanError, Request, Spacing, Target, TileSize};
@@ -57,17 +57,12 @@ impl Job {
     }
 }
 
-/// Why planning ended early.
-pub fn stopped(cancel: &AtomicBool) -> Error {
-    if cancel.load(Ordering::Relaxed) { Error::Cancelled } else { reserve::exhausted() }
-}
-
 /// The plan of a request.
 pub fn search(request: &Request, settings: &Settings, target: &Target, cancel: &AtomicBool) -> Result<Plan> {
     check_tiling(request, settings)?;
-    plan::search(request, &target.with_cancel(cancel)).map_err(|why| match why {
+    plan::search(request, target).map_err(|why| match why {
         PlanError::TooLarge { smallest, smallest_exact } => too_large(request, smallest, smallest_exact),
-        _ => stopped(cancel),
+        PlanError::Cancelled => check_cancel(cancel).err().unwrap_or_else(reserve::exhausted),
     })
 }
 

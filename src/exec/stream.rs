@@ -4,22 +4,19 @@
 use std::sync::Arc;
 
 use super::check::StreamCheck;
-use super::runner::{Computing, HostTensors, Runner, Watch};
-use super::workspace::{Workspace, stream_for};
+use super::ready_job::ReadyJob;
+use super::runner::{HostTensors, Watch};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, View};
 use crate::model::Direction;
-use crate::plan::{Next, Plan, Schedule, op_work};
+use crate::plan::{Next, op_work};
 use crate::report::PlanReport;
 use crate::reserve;
 
 pub struct Streaming<B: Backend> {
-    computing: Computing<B>,
-    workspace: Workspace<B>,
-    plan: Plan,
-    schedule: Schedule,
+    job: ReadyJob<B>,
     check: StreamCheck,
     /// Output frames that the host has.
     pulled: u64,
@@ -29,32 +26,20 @@ pub struct Streaming<B: Backend> {
 }
 
 impl<B: Backend> Streaming<B> {
-    pub fn new(
-        computing: Computing<B>,
-        workspace: Workspace<B>,
-        plan: Plan,
-        schedule: Schedule,
-        input: Shape,
-    ) -> Streaming<B> {
-        let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![computing.place]);
-        let pulled = schedule.spec().cone.range.first;
-        Streaming { computing, workspace, plan, schedule, check, pulled, seen: NonFinite::default(), told: false }
-    }
-
-    /// Runs the steps that a call with these tensors can run.
-    fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
-        let (memory, buffers) = (&mut self.workspace.memory, self.plan.buffers());
-        (Runner { with: &self.computing, memory, buffers, tensors }, &mut self.schedule)
+    pub fn new(job: ReadyJob<B>, input: Shape) -> Streaming<B> {
+        let check = StreamCheck::new(Arc::clone(job.network()), input, vec![job.place]);
+        let pulled = job.schedule.spec().cone.range.first;
+        Streaming { job, check, pulled, seen: NonFinite::default(), told: false }
     }
 
     /// Runs what the frames so far suffice for, until `into` is full.
     fn work(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
-        let network = Arc::clone(&self.schedule.spec().network);
+        let network = Arc::clone(self.job.network());
         let mut watch = Watch::new(control, network.direction.name(), 0);
         let (first, batch, room) = (self.pulled, self.check.input.batch, into.output.shape().frames);
         let (output, logvar) = (Some(into.output), into.logvar);
         let (mut runner, schedule) =
-            self.runner(HostTensors { output, logvar, output_first: first, ..HostTensors::default() });
+            self.job.runner(HostTensors { output, logvar, output_first: first, ..HostTensors::default() });
         loop {
             match schedule.prepare_next() {
                 Next::Input if *written == 0 => return Ok(Pull::NeedsInput),
@@ -70,7 +55,6 @@ impl<B: Backend> Streaming<B> {
                 return Ok(Pull::Written);
             }
             runner.run(schedule, &mut || watch.stop())?;
-            schedule.done();
             match stores {
                 // The clips of a batch leave together, so the last one completes the frame.
                 Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
@@ -83,11 +67,11 @@ impl<B: Backend> Streaming<B> {
 
 impl<B: Backend> FrameStream for Streaming<B> {
     fn direction(&self) -> Direction {
-        self.schedule.spec().network.direction
+        self.job.direction()
     }
 
     fn plan(&self) -> PlanReport {
-        PlanReport { arithmetic: self.computing.arithmetic.clone(), ..self.plan.report() }
+        self.job.report.clone()
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
@@ -95,28 +79,24 @@ impl<B: Backend> FrameStream for Streaming<B> {
         reserve::check()?;
         let Some(view) = input else {
             if !std::mem::replace(&mut self.check.ended, true) {
-                let frames = self.schedule.loaded();
-                self.schedule.set_total(frames);
+                let frames = self.job.schedule.loaded();
+                self.job.schedule.set_total(frames);
             }
             return Ok(0);
         };
         self.check.push(view)?;
-        let taken = self.schedule.room().min(view.shape().frames);
-        let tensors = HostTensors { input: Some(view), input_first: self.schedule.loaded(), ..HostTensors::default() };
-        let (mut runner, schedule) = self.runner(tensors);
+        let (taken, input_first) = (self.job.schedule.room().min(view.shape().frames), self.job.schedule.loaded());
+        let tensors = HostTensors { input: Some(view), input_first, ..HostTensors::default() };
+        let (mut runner, schedule) = self.job.runner(tensors);
         for _ in 0..taken {
             schedule.load();
         }
         let mut loaded = Ok(());
         while let (Ok(()), Some(Op::Load(_))) = (&loaded, schedule.front()) {
             loaded = runner.run(schedule, &mut || false);
-            schedule.done();
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
-        let finished = self.computing.backend.finish(&mut self.workspace.memory, None);
-        let finished = finished.and_then(|()| {
-            self.workspace.collect_trace(&*self.computing.backend, &self.computing.settings, self.computing.place)
-        });
+        let finished = self.job.end(None);
         // The schedule counts on frames that may not be there.
         self.check.broken = loaded.is_err() || finished.is_err();
         loaded.and(finished).map(|()| taken)
@@ -126,34 +106,32 @@ impl<B: Backend> FrameStream for Streaming<B> {
         *written = 0;
         self.check.intact()?;
         self.check.pull(into)?;
-        let Outputs { output, logvar, stream } = *into;
-        stream.map_or(Ok(()), |stream| self.computing.backend.check_stream(stream))?;
-        let stream = stream_for(stream, self.computing.place, [Some(output), logvar]);
-        self.computing.backend.begin(&mut self.workspace.memory, stream)?;
+        into.stream.map_or(Ok(()), |stream| self.job.backend.check_stream(stream))?;
+        let stream = self.job.stream_for(into.stream, &[Some(into.output), into.logvar]);
+        self.job.begin(stream)?;
         let result = self.work(into, control, written);
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let direction = self.direction();
-        let Computing { backend, settings, place, auto, .. } = &mut self.computing;
-        let stream = stream.filter(|_| !auto.waits(direction, settings, backend.precision()));
-        let finished = self.workspace.finish(&**backend, stream, settings, *place);
+        let finished = self.job.finish(stream);
         // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
         self.check.broken = failed || finished.is_err();
-        let seen = finished?;
-        self.seen.loaded |= seen.loaded;
-        self.seen.stored |= seen.stored;
+        let known = finished?;
+        let seen = known.unwrap_or_default();
+        self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
         let pull = result?;
+        let direction = self.direction();
+        let ReadyJob { auto, settings, backend, .. } = &mut self.job;
         if auto.is_overflow(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);
             return Err(nonfinite::overflowed_stream(direction));
         }
-        if stream.is_none() && matches!(pull, Pull::Written) {
-            auto.learn(direction, self.seen);
+        if known.is_some() && pull == Pull::Written {
+            auto.learn(direction, settings, backend.precision(), self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, self.computing.settings.on_nonfinite, self.direction(), control);
+            let told = nonfinite::report(self.seen, self.job.settings.on_nonfinite, direction, control);
             self.check.broken = told.is_err();
             told?;
         }

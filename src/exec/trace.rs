@@ -49,17 +49,17 @@ struct OpenTrace {
     lanes: Vec<(usize, &'static str)>,
     has_events: bool,
     next_op: u64,
-    /// Operations that a device has not told the times of.
-    pending: Vec<RunningOp>,
+    /// Operations whose times are not known yet.
+    pending: Vec<PendingOp>,
 }
 
-/// An operation that runs.
 #[derive(Debug)]
-pub struct RunningOp {
-    pub number: u64,
+struct PendingOp {
+    number: u64,
     name: String,
     frames: usize,
-    start: Instant,
+    /// The address of its device.
+    device: usize,
 }
 
 /// The device that a lane belongs to: an address that no other device has meanwhile, and its place.
@@ -102,53 +102,33 @@ impl Trace {
         self.0.finish()
     }
 
-    /// An operation begins. `None` if nothing is written any more.
-    pub fn begin(&self, op: &Op<Offsets>, network: &Network) -> Option<RunningOp> {
+    /// An operation begins. Its number; `None` if nothing is written any more.
+    pub fn begin(&self, op: &Op<Offsets>, network: &Network, by: TracedDevice) -> Option<u64> {
         let mut open = self.0.open.lock();
-        let number = &mut open.as_mut()?.next_op;
-        *number += 1;
-        let (name, frames) = (op_name(op, network), op_frames(op));
-        Some(RunningOp { number: *number, name, frames, start: Instant::now() })
+        let open = open.as_mut()?;
+        open.next_op += 1;
+        let (number, name, frames) = (open.next_op, op_name(op, network), op_frames(op));
+        open.pending.push(PendingOp { number, name, frames, device: by.address });
+        Some(number)
     }
 
-    /// An operation ended by the clock of the calling thread.
-    pub fn end(&self, op: &RunningOp, by: TracedDevice) {
-        let end = Instant::now();
-        if let Some(open) = &mut *self.0.open.lock() {
-            open.event(op, by, "operations", self.0.micros(op.start), self.0.micros(end));
-        }
+    /// Whether it is time to ask a device for the times of its operations.
+    pub fn is_full(&self, by: TracedDevice) -> bool {
+        let of_device = |open: &OpenTrace| open.pending.iter().filter(|op| op.device == by.address).count();
+        self.0.open.lock().as_ref().is_some_and(|open| of_device(open) >= MOST_PENDING)
     }
 
-    /// An operation was given to a device that tells later when it ran. `true` if it is time to ask.
-    pub fn wait_for(&self, op: RunningOp) -> bool {
-        let mut open = self.0.open.lock();
-        let Some(open) = &mut *open else { return false };
-        open.pending.push(op);
-        open.pending.len() >= MOST_PENDING
-    }
-
-    fn write_spans(&self, spans: &[DeviceSpan], by: TracedDevice) {
+    /// Writes when a device's operations ran: all those that it has begun.
+    pub fn write(&self, spans: &[DeviceSpan], by: TracedDevice) {
         let Some(open) = &mut *self.0.open.lock() else { return };
-        let pending = std::mem::take(&mut open.pending);
+        let is_own = |op: &mut PendingOp| op.device == by.address;
+        let own: Vec<PendingOp> = open.pending.extract_if(.., is_own).collect();
         for span in spans {
-            if let Some(op) = pending.iter().find(|op| op.number == span.op) {
+            if let Some(op) = own.iter().find(|op| op.number == span.op) {
                 open.event(op, by, span.lane, self.0.micros(span.start), self.0.micros(span.end));
             }
         }
     }
-}
-
-/// Writes what a device has told, if there is a trace. `is_last`: the device stops to note times.
-pub fn collect<B: Backend>(
-    trace: Option<&Trace>,
-    backend: &B,
-    memory: &mut B::Memory,
-    place: TensorDevice,
-    is_last: bool,
-) -> Result<()> {
-    let Some(trace) = trace else { return Ok(()) };
-    trace.write_spans(&backend.take_spans(memory)?, traced(backend, place));
-    if is_last { backend.trace(memory, None).map(|_| ()) } else { Ok(()) }
 }
 
 impl TraceFile {
@@ -177,7 +157,7 @@ impl Drop for TraceFile {
 }
 
 impl OpenTrace {
-    fn event(&mut self, op: &RunningOp, by: TracedDevice, lane: &'static str, start: f64, end: f64) {
+    fn event(&mut self, op: &PendingOp, by: TracedDevice, lane: &'static str, start: f64, end: f64) {
         let (pid, tid) = self.lane(by, lane);
         // To a tenth of a microsecond, rounded so that neighbours cannot overlap.
         let [ts, end] = [start, end].map(|micros| (micros * 10.0).round());
@@ -208,5 +188,37 @@ impl OpenTrace {
             let comma = if std::mem::replace(&mut self.has_events, true) { "," } else { "" };
             self.failure = write!(self.file, "{comma}\n{event}").err();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{DeviceOffset, LoadOp};
+    use crate::model::Direction;
+    use crate::model::families::seedvr2::Sizes;
+    use crate::testing;
+
+    /// As the members of a fleet do, which share a trace.
+    #[test]
+    fn times_of_one_device_take_no_operation_of_another() {
+        let sizes = Sizes { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
+        let network = testing::network(&sizes, Direction::Decode);
+        let path = std::env::temp_dir().join(format!("vvae-trace-{}.json", std::process::id()));
+        let trace = Trace::new(path.clone());
+        trace.open().unwrap();
+        let op = Op::Load(LoadOp { item: 0, batch: 0, frame: 0, into: DeviceOffset(0) });
+        let devices = [1, 2].map(|address| TracedDevice { address, place: TensorDevice::Cpu });
+        let numbers = devices.map(|by| trace.begin(&op, &network, by).unwrap());
+        for (op, by) in numbers.into_iter().zip(devices) {
+            let now = Instant::now();
+            trace.write(&[DeviceSpan { op, lane: "operations", start: now, end: now }], by);
+        }
+        trace.finish().unwrap();
+        let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let events: Vec<_> =
+            written["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X").collect();
+        assert!(events.len() == 2 && events[0]["pid"] != events[1]["pid"], "{written}");
     }
 }

@@ -1,7 +1,6 @@
 //! Weights on a device: loaded once, shared by all sessions with an equal key.
 
 use std::any::Any;
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,9 +12,9 @@ use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Result, check_cancel};
 use crate::ir::{LayerId, TensorDevice, WeightPart, Window};
-use crate::model::checkpoint::FileIdentity;
+use crate::model::checkpoint::{CheckpointFile, FileIdentity};
 use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights, ProductType};
-use crate::model::{Checkpoint, Direction, Model, Network};
+use crate::model::{Checkpoint, Direction, Network};
 use crate::plan::WeightBytes;
 use crate::{reserve, thread_pool};
 
@@ -75,40 +74,21 @@ fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<
 /// A session's share of some weights. Its streams have the same one, so weights count once, as long as any of them
 /// uses them.
 pub struct SharedWeights<B: Backend> {
-    offloaded: Vec<bool>,
-    weights: Arc<Weights<B>>,
+    pub loaded: Arc<Weights<B>>,
+    /// Per layer, whether its weights are offloaded.
+    pub offloaded: Vec<bool>,
+    /// On the device.
+    pub held: Held,
+    /// Offloaded weights.
+    pub pinned: Held,
     /// Keeps the registry's entry alive as long as the weights.
     _entry: Arc<RegistryEntry>,
-    held: Held,
-    /// Offloaded weights.
-    pinned: Held,
 }
 
 impl<B: Backend> SharedWeights<B> {
     /// Whether no stream needs them.
     pub fn is_idle(self: &Arc<Self>) -> bool {
         Arc::strong_count(self) == 1
-    }
-
-    /// Per layer, whether its weights are offloaded.
-    pub fn offloaded(&self) -> &[bool] {
-        &self.offloaded
-    }
-
-    /// Bytes on the device, and of host memory beside it.
-    pub fn bytes(&self) -> u64 {
-        self.held.bytes()
-    }
-
-    pub fn host_bytes(&self) -> u64 {
-        self.pinned.bytes()
-    }
-}
-
-impl<B: Backend> std::ops::Deref for SharedWeights<B> {
-    type Target = Weights<B>;
-    fn deref(&self) -> &Weights<B> {
-        &self.weights
     }
 }
 
@@ -151,8 +131,7 @@ impl PartsInFlight {
 pub struct Loading<'a, B: Backend> {
     pub backend: &'a B,
     pub key: WeightsKey,
-    pub path: &'a Path,
-    pub model: &'a Arc<Model>,
+    pub file: &'a CheckpointFile,
     pub network: &'a Network,
     pub bytes: WeightBytes,
     pub ledger: &'a Arc<Ledger>,
@@ -170,27 +149,24 @@ impl<B: Backend> Loading<'_, B> {
     pub fn share(self) -> Result<Arc<SharedWeights<B>>> {
         let entry = entry(&self.key);
         let mut weights = wait(&entry, self.cancel)?;
-        let pinned = self.ledger.hold_pinned(self.bytes.host);
+        let (held, pinned) = (self.ledger.hold(self.bytes.device()), self.ledger.hold_pinned(self.bytes.host));
         let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
-        let (shared, held) = match known {
-            Some(shared) => (shared, self.ledger.hold(self.bytes.device())),
+        let loaded = match known {
+            Some(known) => known,
             None => {
-                let (loaded, held) = self.load()?;
-                let loaded = Arc::new(loaded);
+                let loaded = Arc::new(self.load()?);
                 let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
                 *weights = Arc::downgrade(&any);
-                (loaded, held)
+                loaded
             }
         };
         drop(weights);
-        Ok(Arc::new(SharedWeights { offloaded: self.key.offloaded, weights: shared, _entry: entry, held, pinned }))
+        Ok(Arc::new(SharedWeights { loaded, offloaded: self.key.offloaded, held, pinned, _entry: entry }))
     }
 
-    fn load(&self) -> Result<(Weights<B>, Held)> {
+    fn load(&self) -> Result<Weights<B>> {
         let Loading { backend, key, network, bytes, ledger, .. } = self;
-        let checkpoint = Checkpoint::reopen(self.path, &key.file, self.model)?;
-        // A device has all of its weights in one block.
-        let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
+        let checkpoint = self.file.open()?;
         let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
         let mut host = match bytes.host {
             0 => None,
@@ -201,11 +177,7 @@ impl<B: Backend> Loading<'_, B> {
             check_cancel(self.cancel)?;
             let into = host.as_mut().filter(|_| *offloaded).unwrap_or(&mut resident);
             convs.push(backend.allocate_conv(&into.store, into.taken, &layer.layout)?);
-            let bytes = backend.sizes().weight_bytes(&layer.layout);
-            into.taken += bytes;
-            if B::HOST_MEMORY {
-                held.grow(bytes);
-            }
+            into.taken += backend.sizes().weight_bytes(&layer.layout);
         }
         let in_flight = PartsInFlight::of(*backend, network);
         let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes));
@@ -214,7 +186,7 @@ impl<B: Backend> Loading<'_, B> {
         // A file that changed during the load may have given a mix.
         checkpoint.verify_unchanged()?;
         let pageable = host.is_some_and(|host| backend.is_pageable_store(&host.store));
-        Ok((Weights { convs, pageable }, held))
+        Ok(Weights { convs, pageable })
     }
 
     /// Folds and packs the parts of all layers on all cores, at most `in_flight` at a time.

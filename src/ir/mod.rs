@@ -9,6 +9,7 @@ mod host_memory;
 mod level;
 mod location;
 mod op;
+mod overlap;
 mod profile;
 mod rows;
 mod shape;
@@ -25,6 +26,7 @@ pub use op::{
     ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameUnit, LoadOp, NormaliseOp, Op, PartialSums, PartialSumsOut, Place,
     Relocate, Rematerialise, RematerialisedFrame, Shortcut, StoreOp, Term, Value,
 };
+pub use overlap::share_bytes;
 pub use profile::{ConvProducts, DeviceProfile, GivenRates, PairCosts, PairedLayers, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};

@@ -258,8 +258,6 @@ pub struct Network {
     levels: Vec<Vec<LayerId>>,
     /// The kind of every norm.
     pub norm: Norm,
-    /// Whether the device gives pixels an alpha channel that the host's tensors lack.
-    pub adds_alpha: bool,
 }
 
 impl Network {
@@ -284,7 +282,7 @@ impl Network {
             }
             layer.level.iter().for_each(|level| levels[level.from].push(id));
         }
-        Network { direction, geometry, layers, stages, readers, levels, norm, adds_alpha: false }
+        Network { direction, geometry, layers, stages, readers, levels, norm }
     }
 
     /// The same in the form that a device computes: with pairs where its kernels share products.
@@ -411,11 +409,11 @@ impl Network {
 
     /// Whether video of so many channels is that of the model, or lacks its alpha channel alone.
     pub fn is_video(&self, channels: u64) -> bool {
-        let (own, may_lack) = match self.direction {
-            Direction::Encode => (self.geometry.pixel_channels, self.adds_alpha),
-            Direction::Decode => (self.video_channels(), true),
+        let own = match self.direction {
+            Direction::Encode => self.geometry.pixel_channels,
+            Direction::Decode => self.video_channels(),
         };
-        channels == own || may_lack && (channels, own) == (3, 4)
+        channels == own || (channels, own) == (3, 4)
     }
 
     /// Channels of each attention block.

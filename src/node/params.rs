@@ -8,6 +8,7 @@ use crate::backend::{AbsentDevice, Precision};
 use crate::exec::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Trace};
 use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
+use crate::model::families::SCALED_NAMES;
 
 /// The values of a parameter.
 #[derive(Debug, Clone, Copy)]
@@ -138,6 +139,13 @@ const FRAMES: ParamKind = ParamKind::Int { auto: true, min: 1, max: 4096, step: 
 const TILE_SIZE: ParamKind = ParamKind::Int { auto: false, min: 64, max: 1 << 20, step: 32 };
 const TILE_OVERLAP: ParamKind = ParamKind::Int { auto: false, min: 0, max: 1 << 20, step: 8 };
 
+/// The models whose latents have a name of their own where tensors do not tell them apart.
+const LATENT_FORMATS: [&CStr; SCALED_NAMES.len() + 1] = {
+    let mut words = [c"auto"; SCALED_NAMES.len() + 1];
+    words.split_at_mut(1).1.copy_from_slice(&SCALED_NAMES);
+    words
+};
+
 pub static PARAMS: &[Param] = &[
     Param {
         key: c"memory_limit",
@@ -246,12 +254,15 @@ pub static PARAMS: &[Param] = &[
     },
     Param {
         key: c"latent_format",
-        kind: ParamKind::Choice(&[c"auto", c"sd", c"sdxl", c"sd3", c"flux"]),
+        kind: ParamKind::Choice(&LATENT_FORMATS),
         default: c"auto",
         unit: c"",
         help: c"For latents=model, where the tensors fit several models: SD and SDXL have the same, and so have SD3 and FLUX.1. auto takes what the checkpoint says, if it has the diffusion model too, or a config.json beside it, as diffusers writes it.",
         only: None,
-        set: |s, v| s.latent_format = v.choice([None, Some("sd"), Some("sdxl"), Some("sd3"), Some("flux")]),
+        set: |s, v| {
+            let formats = LATENT_FORMATS.map(super::ports::utf8);
+            s.latent_format = v.choice(formats.map(|name| Some(name).filter(|name| *name != "auto")));
+        },
     },
     Param {
         key: c"posterior",

@@ -196,10 +196,6 @@ fn not_planned(what: &str) -> Error {
 
 impl DeviceFacts for Cpu {
     const HOST_MEMORY: bool = true;
-    const MAPS_CHANNELS: bool = true;
-    const POOLS: bool = true;
-    const PATCHES: bool = true;
-    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision
@@ -263,7 +259,7 @@ impl DeviceFacts for Cpu {
     }
 
     fn free_bytes(&self) -> u64 {
-        super::device::host_memory().1
+        super::device::host_memory().available
     }
 }
 

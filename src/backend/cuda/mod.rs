@@ -125,10 +125,6 @@ impl GpuBackend for Cuda {
 
 impl DeviceFacts for Cuda {
     const HOST_MEMORY: bool = false;
-    const MAPS_CHANNELS: bool = true;
-    const POOLS: bool = true;
-    const PATCHES: bool = true;
-    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

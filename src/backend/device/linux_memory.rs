@@ -4,20 +4,13 @@
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// Total and available bytes of some memory. `u64::MAX` where nothing limits it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ram {
-    pub total: u64,
-    pub available: u64,
-}
+use super::HostMemory;
 
-impl Ram {
-    pub const UNLIMITED: Ram = Ram { total: u64::MAX, available: u64::MAX };
+const UNLIMITED: HostMemory = HostMemory { total: u64::MAX, available: u64::MAX };
 
-    /// What is left where both apply.
-    pub fn min(self, other: Ram) -> Ram {
-        Ram { total: self.total.min(other.total), available: self.available.min(other.available) }
-    }
+/// What is left where both apply.
+fn tighter(a: HostMemory, b: HostMemory) -> HostMemory {
+    HostMemory { total: a.total.min(b.total), available: a.available.min(b.available) }
 }
 
 /// Where a version of control groups has its files. With both in use, v2 is mounted one folder down.
@@ -44,7 +37,7 @@ const V2: Version = Version {
 };
 
 /// The tightest limits: of the machine, of the process's groups, and of all groups around them.
-pub fn memory(root: &Path) -> Ram {
+pub fn memory(root: &Path) -> HostMemory {
     let mut tightest = machine(root);
     let text = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     for (version, path) in text.lines().filter_map(group) {
@@ -54,20 +47,20 @@ pub fn memory(root: &Path) -> Ram {
             // set no limit.
             let path = Path::new(path.trim_start_matches('/'));
             let groups = path.ancestors().map(|group| limit(&mount.join(group), version));
-            tightest = groups.fold(tightest, Ram::min);
+            tightest = groups.fold(tightest, tighter);
         }
     }
     tightest
 }
 
-fn machine(root: &Path) -> Ram {
+fn machine(root: &Path) -> HostMemory {
     let text = read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
     let [total, available] = ["MemTotal", "MemAvailable"].map(|name| field(name).unwrap_or(u64::MAX));
-    Ram { total, available }
+    HostMemory { total, available }
 }
 
 /// A line of /proc/self/cgroup, if it is about memory: "0::/path" for v2, "4:memory:/path" for v1.
@@ -80,14 +73,14 @@ fn group(line: &str) -> Option<(&'static Version, &str)> {
     }
 }
 
-fn limit(group: &Path, version: &Version) -> Ram {
+fn limit(group: &Path, version: &Version) -> HostMemory {
     let number = |file: &str| read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
     // "max" is no number, and no limit.
-    let Some(total) = version.limits.iter().filter_map(|file| number(file)).min() else { return Ram::UNLIMITED };
+    let Some(total) = version.limits.iter().filter_map(|file| number(file)).min() else { return UNLIMITED };
     let stat = read_to_string(group.join("memory.stat")).unwrap_or_default();
     let cache = stat.lines().find_map(|line| line.strip_prefix(version.cache)?.trim().parse::<u64>().ok());
     let used = number(version.usage).unwrap_or(0).saturating_sub(cache.unwrap_or(0));
-    Ram { total, available: total.saturating_sub(used) }
+    HostMemory { total, available: total.saturating_sub(used) }
 }
 
 #[cfg(test)]
@@ -106,7 +99,7 @@ mod tests {
         }
         let found = memory(&root);
         let _ = remove_dir_all(&root);
-        assert_eq!(found, Ram { total, available }, "{what}");
+        assert_eq!(found, HostMemory { total, available }, "{what}");
     }
 
     const STAT: &str = "anon 500\nfile 300\ninactive_file 200\nactive_file 100\n";

@@ -121,10 +121,6 @@ impl GpuBackend for Vulkan {
 
 impl DeviceFacts for Vulkan {
     const HOST_MEMORY: bool = false;
-    const MAPS_CHANNELS: bool = true;
-    const POOLS: bool = true;
-    const PATCHES: bool = true;
-    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision

@@ -34,6 +34,13 @@ impl Frames {
         Frames { memory: Vec::new(), view: None, dtype: like.dtype(), shape: Shape { frames: 0, ..shape }, strides }
     }
 
+    /// So many frames like those of `like`.
+    pub fn of(count: u64, like: &View) -> Result<Frames> {
+        let mut frames = Frames::like(like);
+        frames.grow(count)?;
+        Ok(frames)
+    }
+
     pub fn count(&self) -> u64 {
         self.shape.frames
     }
@@ -63,8 +70,20 @@ impl Frames {
         Ok(())
     }
 
+    /// Has these frames too from now on. A failure changes nothing.
+    pub fn append(&mut self, view: &View) -> Result<()> {
+        let first = self.count();
+        self.grow(first + view.shape().frames)?;
+        let copied = self.view(first..self.count()).and_then(|own| copy_tensor(view, &own));
+        copied.or_else(|why| self.grow(first).and(Err(why)))
+    }
+
     fn frame_bytes(&self) -> u64 {
         self.strides[2].unsigned_abs() * self.dtype.bytes()
+    }
+
+    pub fn all(&self) -> Result<View> {
+        self.view(0..self.count())
     }
 
     pub fn view(&self, frames: Range<u64>) -> Result<View> {
@@ -106,21 +125,16 @@ pub struct NearTensors {
 impl NearTensors {
     pub fn new(tensors: Tensors, place: TensorDevice) -> Result<NearTensors> {
         let mut near = NearTensors { tensors, outputs: Vec::new(), _input: None };
-        let copy = |view: &View| {
-            let mut frames = Frames::like(view);
-            frames.grow(view.shape().frames)?;
-            let own = frames.view(0..frames.count())?;
-            Ok((frames, own))
-        };
         let is_far = |view: &View| view.device() != TensorDevice::Cpu && view.device() != place;
         if is_far(&tensors.input) {
-            let (frames, own) = copy(&tensors.input)?;
-            copy_tensor(&tensors.input, &own)?;
-            (near.tensors.input, near._input) = (own, Some(frames));
+            let mut frames = Frames::like(&tensors.input);
+            frames.append(&tensors.input)?;
+            (near.tensors.input, near._input) = (frames.all()?, Some(frames));
         }
         for view in [Some(&mut near.tensors.output), near.tensors.logvar.as_mut()].into_iter().flatten() {
             if is_far(view) {
-                let (frames, own) = copy(view)?;
+                let frames = Frames::of(view.shape().frames, view)?;
+                let own = frames.all()?;
                 near.outputs.push((frames, std::mem::replace(view, own)));
             }
         }
@@ -129,7 +143,7 @@ impl NearTensors {
 
     /// Copies outputs to where they belong.
     pub fn write_back(&self) -> Result<()> {
-        self.outputs.iter().try_for_each(|(frames, to)| copy_tensor(&frames.view(0..frames.count())?, to))
+        self.outputs.iter().try_for_each(|(frames, to)| copy_tensor(&frames.all()?, to))
     }
 }
 

@@ -8,6 +8,7 @@ use crate::exec::{Call, ClipRange, JobShape};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
+use crate::report::PlanReport;
 
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
 const COMPARED_FRAMES: u64 = 64;
@@ -29,6 +30,13 @@ pub struct FleetJob {
     frame_work: f64,
 }
 
+/// A part, and its member's plan for it.
+#[derive(Clone)]
+pub struct PlannedPart {
+    pub part: Part,
+    pub plan: PlanReport,
+}
+
 /// The tensors of a call.
 #[derive(Clone, Copy)]
 pub struct Tensors {
@@ -44,17 +52,19 @@ impl FleetJob {
         let first = range.map_or(0, |range| range.first);
         let all = || network.output_frames(clip_frames).saturating_sub(first);
         let frames = frames.or(range.and_then(|range| range.count)).unwrap_or_else(all);
-        let cone = Cone::new(network, FrameRange { first, end: Some(first + frames) });
         let mut job = FleetJob {
             network: Arc::clone(network),
             clip: Shape { frames: clip_frames, ..input },
             first,
             frames,
-            first_input: if range.is_some() { cone.first_input } else { 0 },
+            first_input: 0,
             is_range: range.is_some(),
             frame_work: 1.0,
         };
-        let work = |frames| job.work(0, frames);
+        if job.is_range {
+            job.first_input = job.cone(first..first + frames).first_input;
+        }
+        let work = |frames| job.work(0..frames);
         job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
         job
     }
@@ -68,8 +78,13 @@ impl FleetJob {
         Part { clips: 0..self.clip.batch, frames: 0..self.frames }
     }
 
-    fn work(&self, first: u64, frames: u64) -> f64 {
-        let cone = Cone::new(&self.network, FrameRange { first, end: Some(first + frames) });
+    /// What these frames of the clip depend on.
+    fn cone(&self, frames: Range<u64>) -> Cone {
+        Cone::new(&self.network, FrameRange { first: frames.start, end: Some(frames.end) })
+    }
+
+    fn work(&self, frames: Range<u64>) -> f64 {
+        let cone = self.cone(frames);
         let frame = self.network.input_frame(self.clip);
         cone_work(&self.network, &cone, frame, cone.inputs(u64::MAX).end) as f64
     }
@@ -78,7 +93,7 @@ impl FleetJob {
     pub fn cut_cost(&self, frame: u64) -> f64 {
         match self.first + frame {
             0 => 0.0,
-            first => (self.work(first, COMPARED_FRAMES) / self.frame_work - COMPARED_FRAMES as f64).max(0.0),
+            first => (self.work(first..first + COMPARED_FRAMES) / self.frame_work - COMPARED_FRAMES as f64).max(0.0),
         }
     }
 
@@ -89,6 +104,13 @@ impl FleetJob {
         (!is_whole).then_some(ClipRange { clip_frames: self.clip.frames, first, count })
     }
 
+    /// The same, of its output frames.
+    pub fn frame_range(&self, part: &Part) -> FrameRange {
+        let frames = self.clip_frames(part);
+        let range = FrameRange { first: frames.start, end: Some(frames.end) };
+        self.range(part).map_or(FrameRange::WHOLE, |_| range)
+    }
+
     /// The step of cuts among so many members. With many, cuts fall where parts are alike, so that one plan is that of
     /// most: a few frames more or less for a member cost less than a plan for each.
     pub fn cut_step(&self, members: usize) -> u64 {
@@ -97,10 +119,7 @@ impl FleetJob {
 
     /// Whether two parts have the same plan, but for the numbers of their frames.
     pub fn is_alike(&self, a: &Part, b: &Part) -> bool {
-        let cone = |part: &Part| {
-            let frames = self.clip_frames(part);
-            Cone::new(&self.network, FrameRange { first: frames.start, end: Some(frames.end) })
-        };
+        let cone = |part: &Part| self.cone(self.clip_frames(part));
         let length = |part: &Part| self.inputs(part).end - self.inputs(part).start;
         a.clip_count() == b.clip_count()
             && self.range(a).is_none() == self.range(b).is_none()
@@ -122,9 +141,10 @@ impl FleetJob {
 
     /// The input frames of a part, counted as in the host's tensor.
     fn inputs(&self, part: &Part) -> Range<u64> {
-        let Some(ClipRange { first, count, .. }) = self.range(part) else { return 0..self.clip.frames };
-        let cone = Cone::new(&self.network, FrameRange { first, end: count.map(|count| first + count) });
-        let inputs = cone.inputs(self.clip.frames);
+        if self.range(part).is_none() {
+            return 0..self.clip.frames;
+        }
+        let inputs = self.cone(self.clip_frames(part)).inputs(self.clip.frames);
         inputs.start - self.first_input..inputs.end - self.first_input
     }
 

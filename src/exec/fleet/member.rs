@@ -1,13 +1,9 @@
 //! One device of a fleet, and what is known of its speed. Must not know other members.
 
-use std::thread::{Builder, scope};
-
-use super::divide::Part;
-use crate::error::{Error, Result};
+use super::job::PlannedPart;
+use crate::error::Error;
 use crate::exec::DeviceSession;
-use crate::float_mode;
 use crate::model::Direction;
-use crate::report::PlanReport;
 
 pub struct Member {
     pub session: Box<dyn DeviceSession>,
@@ -76,39 +72,19 @@ impl Member {
     }
 
     /// How long these plans will take, by how long others took.
-    pub fn expected_seconds(&self, direction: Direction, parts: &[(Part, PlanReport)]) -> f64 {
-        self.corrections[direction as usize] * parts.iter().map(|(_, plan)| plan.seconds).sum::<f64>()
+    pub fn expected_seconds(&self, direction: Direction, parts: &[PlannedPart]) -> f64 {
+        self.corrections[direction as usize] * estimated_seconds(parts)
     }
 
-    /// A run that was estimated to take so long took `measured` seconds.
-    pub fn learn(&mut self, direction: Direction, estimated: f64, measured: f64) {
+    /// These parts took `measured` seconds.
+    pub fn learn(&mut self, direction: Direction, parts: &[PlannedPart], measured: f64) {
+        let estimated = estimated_seconds(parts);
         if measured >= Self::LEAST_MEASURED && estimated > 0.0 {
             self.corrections[direction as usize] = measured / estimated;
         }
     }
 }
 
-/// Runs `work` on each item at the same time, each on its own thread, and `meanwhile` on the calling one.
-pub fn at_once<T: Send, R: Send>(
-    items: Vec<T>,
-    work: impl Fn(T) -> Result<R> + Sync,
-    meanwhile: impl FnOnce(),
-) -> Vec<Result<R>> {
-    let work = &work;
-    scope(|in_scope| {
-        let start = |item| {
-            let on_thread = move || {
-                float_mode::set_default();
-                work(item)
-            };
-            Builder::new().spawn_scoped(in_scope, on_thread)
-        };
-        let started: Vec<_> = items.into_iter().map(start).collect();
-        meanwhile();
-        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<R>>>| {
-            let thread = thread.map_err(|why| Error::Memory(format!("a thread for a device did not start: {why}")))?;
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        started.into_iter().map(join).collect()
-    })
+fn estimated_seconds(parts: &[PlannedPart]) -> f64 {
+    parts.iter().map(|planned| planned.plan.seconds).sum()
 }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::assign;
-use super::divide::Part;
-use super::job::{FleetJob, Tensors};
+use super::job::{FleetJob, PlannedPart, Tensors};
 use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
@@ -15,9 +14,6 @@ use crate::exec::{Control, check};
 use crate::ir::TensorDevice;
 use crate::model::{Direction, Model, Network};
 use crate::report::PlanReport;
-
-/// Progress of a frame's worth of work.
-const FRAME_WEIGHT: f64 = 1000.0;
 
 /// The members, and the settings that they have now.
 pub struct Fleet {
@@ -84,7 +80,7 @@ impl Fleet {
         if !self.has_left_fp16() {
             return Ok(());
         }
-        for member in self.members.iter_mut().filter(|member| member.is_able() && member.session.may_leave_fp16()) {
+        for member in self.members.iter_mut().filter(|member| member.is_able()) {
             match member.session.leave_fp16() {
                 Err(error) if member::is_of_device(&error) => member.leave_out(error),
                 left => left?,
@@ -136,45 +132,41 @@ impl Fleet {
         self.begin()?;
         let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
         let mut timelines = Vec::new();
-        for (member, part) in all.iter().filter_map(|a| Some((a.member, &a.parts.first()?.0))) {
-            let session = &self.members[member].session;
-            timelines.extend(session.timelines(&job.shape(part), cancel)?);
+        let firsts = self.members.iter().zip(&all).filter_map(|(member, parts)| Some((member, parts.first()?)));
+        for (member, first) in firsts {
+            timelines.extend(member.session.timelines(&job.shape(&first.part), cancel)?);
         }
         Ok(timelines)
     }
 
     pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
-        let (mixed, stage) = (self.begin()?, job.direction().name());
-        let cost = |part: &Part| part.cost(&|frame| job.cut_cost(frame));
-        let (mut finished, mut took) = (Vec::new(), vec![0.0; self.members.len()]);
-        let mut meter: Option<Meter> = None;
-        // Parts with their weight in the meter. Those of a member that fails come back.
-        let mut todo = vec![(job.whole(), None)];
+        let (mixed, direction) = (self.begin()?, job.direction());
+        let (mut meter, mut todo) = (Meter::new(&job.whole()), vec![job.whole()]);
+        let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
+        let mut took = vec![0.0; self.members.len()];
         Watch::new(control, "plan", 0).advance(0)?;
-        while let Some((part, weight)) = todo.pop() {
-            let mut all = assign::assign(&mut self.members, job, &part, control.cancel)?;
+        while let Some(part) = todo.pop() {
+            let all = assign::assign(&mut self.members, job, &part, control.cancel)?;
             self.warn_left_out(control);
-            let all_cost: f64 = all.iter().flat_map(|a| &a.parts).map(|(part, _)| cost(part)).sum();
-            let all_weight = weight.unwrap_or(FRAME_WEIGHT * all_cost);
-            if meter.is_none() {
+            if part == job.whole() {
                 Watch::new(control, "load", 0).advance(0)?;
             }
-            let meter = meter.get_or_insert_with(|| Meter::new(all_weight));
-            let work = Work { job, tensors, weight: all_weight / all_cost };
-            let outcomes = run::run(&mut self.members, &all, work, meter, control)?;
-            for (index, (outcome, assignment)) in outcomes.into_iter().zip(&mut all).enumerate() {
+            let work = Work { job, tensors, cancel: control.cancel, listens: control.log.is_some() };
+            let outcomes = run::run(&mut self.members, &all, work, &mut meter, control)?;
+            for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
+                let left = parts.split_off(outcome.done);
+                // Those of a member that failed come back.
+                todo.extend(left.into_iter().map(|planned| planned.part));
                 took[index] += outcome.seconds;
-                self.members[index].learn(job.direction(), outcome.estimated, outcome.seconds);
-                let left = assignment.parts.split_off(outcome.done);
-                todo.extend(left.iter().map(|(part, _)| (part.clone(), Some(work.weight * cost(part)))));
+                self.members[index].learn(direction, &parts, outcome.seconds);
+                finished[index].extend(parts);
                 if let Some(error) = outcome.failure {
                     self.members[index].leave_out(error);
                 }
             }
             self.warn_left_out(control);
-            finished.extend(all);
         }
-        meter.map_or(Ok(()), |meter| meter.finish(stage, control))?;
+        meter.finish(direction.name(), control)?;
         assign::report(&self.members, job, &finished, &took, mixed)
     }
 

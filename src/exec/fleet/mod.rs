@@ -55,6 +55,16 @@ impl FleetSession {
     }
 }
 
+/// What is to be planned; of a stream a round.
+fn asked(fleet: &Fleet, job: &JobShape) -> Result<FleetJob> {
+    let network = fleet.network(job.direction);
+    check::job(network, job)?;
+    if job.is_stream() {
+        return stream::round(fleet, network, job.input);
+    }
+    Ok(FleetJob::new(network, job.input, job.range, None))
+}
+
 impl Session for FleetSession {
     fn model(&self) -> &Arc<Model> {
         &self.model
@@ -76,23 +86,14 @@ impl Session for FleetSession {
 
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
-        let network = Arc::clone(fleet.network(job.direction));
-        check::job(&network, job)?;
-        match job.input.frames {
-            0 => stream::plan(&mut fleet, &network, job.input, 0, cancel),
-            _ => fleet.plan(&FleetJob::new(&network, job.input, job.range, None), cancel),
-        }
+        let asked = asked(&fleet, job)?;
+        if job.is_stream() { stream::plan(&mut fleet, &asked, 0, cancel) } else { fleet.plan(&asked, cancel) }
     }
 
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let mut fleet = self.fleet.lock();
-        let network = Arc::clone(fleet.network(job.direction));
-        check::job(&network, job)?;
-        let job = match job.input.frames {
-            0 => stream::round(&fleet, &network, job.input)?,
-            _ => FleetJob::new(&network, job.input, job.range, None),
-        };
-        fleet.timelines(&job, cancel)
+        let asked = asked(&fleet, job)?;
+        fleet.timelines(&asked, cancel)
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {

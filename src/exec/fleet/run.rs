@@ -7,51 +7,48 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::panicking;
 use std::time::{Duration, Instant};
 
-use super::assign::Assignment;
 use super::divide::Part;
 use super::frames::NearTensors;
-use super::job::{FleetJob, Tensors};
+use super::job::{FleetJob, PlannedPart, Tensors};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
 use crate::exec::{Control, LogLevel, LogSink, Progress};
 use crate::ir::TensorDevice;
+use crate::thread_pool::at_once;
 
 /// How often the calling thread looks up while members are silent.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What a member's thread tells the calling one.
 enum Message {
-    /// The done share of a part, by its number in the meter.
-    Done(usize, f64),
+    /// So many more frames are done. Fewer where a part failed: another member begins with it again.
+    Done(f64),
     Log(LogLevel, String),
     /// A failure that no other member can make good.
     Stop,
 }
 
-/// The progress of a whole job: the weight of each part, and the share of it that is done.
+/// Progress of one frame, as the host is told it.
+const FRAME_PROGRESS: u64 = 1000;
+
+/// The progress of a whole job.
 pub struct Meter {
-    parts: Vec<(f64, f64)>,
-    total: u64,
+    /// Frames of all clips.
+    frames: f64,
     told: u64,
+    total: u64,
 }
 
 impl Meter {
-    /// `total`: all weights together.
-    pub fn new(total: f64) -> Meter {
-        Meter { parts: Vec::new(), total: total as u64, told: 0 }
-    }
-
-    /// Adds a part. Its number.
-    fn add(&mut self, weight: f64) -> usize {
-        self.parts.push((weight, 0.0));
-        self.parts.len() - 1
+    pub fn new(whole: &Part) -> Meter {
+        Meter { frames: 0.0, told: 0, total: whole.clip_count() * whole.frame_count() * FRAME_PROGRESS }
     }
 
     /// What was done since this was asked last. A part that failed takes nothing back.
     fn advance(&mut self) -> u64 {
-        let done: f64 = self.parts.iter().map(|(weight, done)| weight * done).sum();
-        let since = (done as u64).clamp(self.told, self.total) - self.told;
+        let done = (self.frames * FRAME_PROGRESS as f64) as u64;
+        let since = done.clamp(self.told, self.total) - self.told;
         self.told += since;
         since
     }
@@ -66,8 +63,6 @@ impl Meter {
 pub struct Outcome {
     /// From the first operation on.
     pub seconds: f64,
-    /// The same, as planned.
-    pub estimated: f64,
     /// How many parts are done, and why not more.
     pub done: usize,
     pub failure: Option<Error>,
@@ -76,9 +71,7 @@ pub struct Outcome {
 /// One member's side of a run.
 struct Worker<'a> {
     member: &'a mut Member,
-    assignment: &'a Assignment,
-    /// The numbers of its parts in the meter.
-    numbers: Vec<usize>,
+    parts: &'a [PlannedPart],
     tell: Sender<Message>,
 }
 
@@ -95,33 +88,28 @@ impl Drop for Worker<'_> {
 pub struct Work<'a> {
     pub job: &'a FleetJob,
     pub tensors: &'a Tensors,
-    /// Of a frame's worth of work, in the meter.
-    pub weight: f64,
+    pub cancel: &'a AtomicBool,
+    /// Whether the host has a log.
+    pub listens: bool,
 }
 
-/// Runs everything that is assigned, one assignment for each member. A failure that another member can make good is an
+/// Runs everything that is assigned: the parts of each member. A failure that another member can make good is an
 /// outcome; any other is an error.
 pub fn run(
     members: &mut [Member],
-    assignments: &[Assignment],
+    assigned: &[Vec<PlannedPart>],
     work: Work,
     meter: &mut Meter,
     control: &mut Control,
 ) -> Result<Vec<Outcome>> {
     let (tell, told) = mpsc::channel();
-    let workers = members.iter_mut().zip(assignments).map(|(member, assignment)| {
-        let weight = |part: &Part| work.weight * part.cost(&|frame| work.job.cut_cost(frame));
-        let numbers = assignment.parts.iter().map(|(part, _)| meter.add(weight(part))).collect();
-        Worker { member, assignment, numbers, tell: tell.clone() }
-    });
-    let workers: Vec<_> = workers.collect();
+    let worker = |(member, parts)| Worker { member, parts, tell: tell.clone() };
+    let workers: Vec<Worker> = members.iter_mut().zip(assigned.iter().map(Vec::as_slice)).map(worker).collect();
     drop(tell);
-    let first = meter.parts.len() - workers.iter().map(|worker| worker.numbers.len()).sum::<usize>();
-    let (cancel, listens) = (control.cancel, control.log.is_some());
     let mut stopped = Ok(());
-    let outcomes = member::at_once(
+    let outcomes = at_once(
         workers,
-        |mut worker: Worker| Ok(worker.run(work, cancel, listens)),
+        |mut worker: Worker| worker.run(work),
         || stopped = watch(&told, work.job.direction().name(), meter, control),
     );
     let outcomes = outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
@@ -129,10 +117,7 @@ pub fn run(
     if let Some(error) = failures.find(|error| !member::is_of_device(error) && **error != Error::Cancelled) {
         return Err(error.clone());
     }
-    stopped?;
-    // Parts that failed are added again, with the members that do them next.
-    meter.parts[first..].iter_mut().filter(|(_, done)| *done < 1.0).for_each(|part| *part = (0.0, 0.0));
-    Ok(outcomes)
+    stopped.map(|()| outcomes)
 }
 
 /// Passes on what members tell, until all have ended.
@@ -149,7 +134,7 @@ fn watch(told: &Receiver<Message>, stage: &'static str, meter: &mut Meter, contr
         let mut heard = false;
         for message in first.into_iter().chain(told.try_iter()) {
             match message {
-                Message::Done(number, share) => (meter.parts[number].1, heard) = (share, true),
+                Message::Done(frames) => (meter.frames, heard) = (meter.frames + frames, true),
                 Message::Log(level, text) => log.iter().for_each(|log| log.log(level, format_args!("{text}"))),
                 Message::Stop => cancel.store(true, Ordering::Relaxed),
             }
@@ -178,45 +163,48 @@ impl LogSink for Relay<'_> {
 }
 
 impl Worker<'_> {
-    fn run(&mut self, work: Work, cancel: &AtomicBool, listens: bool) -> Outcome {
-        let mut outcome = Outcome { seconds: 0.0, estimated: 0.0, done: 0, failure: None };
-        for (part, plan) in &self.assignment.parts {
-            match self.run_part(part, self.numbers[outcome.done], work, cancel, listens) {
+    fn run(&mut self, work: Work) -> Outcome {
+        let mut outcome = Outcome { seconds: 0.0, done: 0, failure: None };
+        for PlannedPart { part, .. } in self.parts {
+            let (frames, mut told, tell) = ((part.clip_count() * part.frame_count()) as f64, 0.0, self.tell.clone());
+            let mut tell_done = |share: f64| {
+                let _ = tell.send(Message::Done(frames * (share - told)));
+                told = share;
+            };
+            match self.run_part(part, work, &mut tell_done) {
                 Ok(seconds) => outcome.seconds += seconds,
                 Err(error) => {
+                    tell_done(0.0);
                     if !member::is_of_device(&error) {
-                        let _ = self.tell.send(Message::Stop);
+                        let _ = tell.send(Message::Stop);
                     }
                     outcome.failure = Some(error);
                     break;
                 }
             }
-            outcome.estimated += plan.seconds;
-            let _ = self.tell.send(Message::Done(self.numbers[outcome.done], 1.0));
+            tell_done(1.0);
             outcome.done += 1;
         }
         outcome
     }
 
     /// Seconds from the first operation on.
-    fn run_part(&mut self, part: &Part, number: usize, work: Work, cancel: &AtomicBool, listens: bool) -> Result<f64> {
-        let (tell, place) = (&self.tell, self.member.session.place());
-        let (relay, stage) = (Relay { tell, place }, work.job.direction().name());
+    fn run_part(&mut self, part: &Part, work: Work, tell_done: &mut dyn FnMut(f64)) -> Result<f64> {
+        let (place, stage) = (self.member.session.place(), work.job.direction().name());
+        let relay = Relay { tell: &self.tell, place };
         let mut begun = None;
         let mut progress = |progress: Progress| {
             if progress.stage == stage && progress.total > 0 {
                 let done = progress.done as f64 / progress.total as f64;
                 begun.get_or_insert((Instant::now(), done));
-                // 1 is for parts that have been written.
-                let _ = tell.send(Message::Done(number, done.min(0.999)));
+                tell_done(done);
             }
             false
         };
-        let session = &mut self.member.session;
         let near = NearTensors::new(work.job.tensors(part, work.tensors), place)?;
-        let log = listens.then_some(&relay as &dyn LogSink);
-        let mut control = Control { cancel, progress: Some(&mut progress), log };
-        session.run(&work.job.call(part, &near.tensors), &mut control)?;
+        let log = work.listens.then_some(&relay as &dyn LogSink);
+        let mut control = Control { cancel: work.cancel, progress: Some(&mut progress), log };
+        self.member.session.run(&work.job.call(part, &near.tensors), &mut control)?;
         near.write_back()?;
         Ok(begun.map_or(0.0, |(at, done): (Instant, f64)| at.elapsed().as_secs_f64() / (1.0 - done).max(0.5)))
     }

@@ -42,24 +42,12 @@ pub struct FleetStream {
     /// Input frames from the first that the next round needs on, up to `loaded`.
     inputs: Option<Frames>,
     loaded: u64,
-    /// What the last round made and the host has not pulled.
-    outputs: Option<Made>,
+    /// What the last round made and the host has not pulled: frames, and of encode also their log-variances.
+    outputs: Vec<Frames>,
     plan: PlanReport,
     held: Held,
     /// Whether `precision=auto` had become bf16 when it was opened.
     had_left_fp16: bool,
-}
-
-/// Frames that a round made.
-struct Made {
-    output: Frames,
-    logvar: Option<Frames>,
-}
-
-impl Made {
-    fn each(&mut self) -> impl Iterator<Item = &mut Frames> {
-        std::iter::once(&mut self.output).chain(&mut self.logvar)
-    }
 }
 
 pub fn open(
@@ -72,17 +60,18 @@ pub fn open(
     let (network, input) = (Arc::clone(locked.network(start.direction)), Shape { frames: 0, ..start.input });
     check::input_shape(&network, input, true)?;
     let cone = check::first_frame(&network, first)?;
-    let plan = plan(&mut locked, &network, input, first, cancel)?;
+    let job = round(&locked, &network, input)?;
+    let plan = plan(&mut locked, &job, first, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
         ledger: Arc::clone(ledger),
         check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
-        round: plan.division.as_ref().and_then(|division| division.round).unwrap_or(1),
+        round: job.whole().frame_count(),
         next: first,
         inputs: None,
         loaded: cone.first_input,
-        outputs: None,
+        outputs: Vec::new(),
         held: ledger.hold_pinned(0),
         had_left_fp16: locked.has_left_fp16(),
         network,
@@ -90,22 +79,14 @@ pub fn open(
     })
 }
 
-/// The plan of a stream: that of a round far into the clip.
-pub fn plan(
-    fleet: &mut Fleet,
-    network: &Arc<Network>,
-    input: Shape,
-    first: u64,
-    cancel: &AtomicBool,
-) -> Result<PlanReport> {
-    let job = round(fleet, network, input)?;
-    let frames = job.whole().frame_count();
-    let mut plan = fleet.plan(&job, cancel)?;
+/// The plan of a stream, from frame `first` on: that of a round far into the clip.
+pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool) -> Result<PlanReport> {
+    let mut plan = fleet.plan(round, cancel)?;
     // Frames of a round count from its first.
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
     parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
-    Ok(of_stream(plan, first, frames))
+    Ok(of_stream(plan, first, round.whole().frame_count()))
 }
 
 /// A round of a stream, far into the clip.
@@ -127,9 +108,9 @@ fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
 }
 
 /// Output frames of a round: enough that cuts cost little, as far as host memory allows.
-fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
+fn round_frames(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<u64> {
     let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(1) };
-    let one = FleetJob::new(fleet.network(network.direction), input, Some(range), None);
+    let one = FleetJob::new(network, input, Some(range), None);
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
     let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;
@@ -138,7 +119,7 @@ fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
     let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);
     let limit = match fleet.settings.host_memory_limit {
         Limit::Bytes(bytes) => bytes,
-        other => other.bytes(host_memory().1, 0) / FREE_SHARE,
+        other => other.bytes(host_memory().available, 0) / FREE_SHARE,
     };
     let bytes = |frames| round_bytes(network, input, frames);
     let (mut fits, mut too_many) = (0, wanted / step + 1);
@@ -176,8 +157,7 @@ impl FleetStream {
 
     /// Counts the frames that are held.
     fn count_held(&mut self) {
-        let made = self.outputs.iter().flat_map(|made| [Some(&made.output), made.logvar.as_ref()]).flatten();
-        let bytes = made.chain(&self.inputs).map(Frames::bytes).sum();
+        let bytes = self.outputs.iter().chain(&self.inputs).map(Frames::bytes).sum();
         self.held = self.ledger.hold_pinned(bytes);
     }
 
@@ -193,19 +173,18 @@ impl FleetStream {
 
     /// Runs a round of `count` frames, with outputs like those of a pull.
     fn run_round(&mut self, count: u64, into: &Outputs, control: &mut Control) -> Result<()> {
-        let mut made = Made { output: Frames::like(into.output), logvar: None };
+        let mut outputs = vec![Frames::of(count, into.output)?];
         if self.network.direction == Direction::Encode {
-            made.logvar = Some(Frames::like(into.logvar.unwrap_or(into.output)));
+            outputs.push(Frames::of(count, into.logvar.unwrap_or(into.output))?);
         }
-        made.each().try_for_each(|frames| frames.grow(count))?;
         let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
         let cone = check::range(&self.network, range)?;
         let inputs = cone.inputs(self.loaded);
         let Some(input) = &self.inputs else { return Err(Error::Internal("a round without input".into())) };
         let tensors = Tensors {
             input: input.view(0..inputs.end - inputs.start)?,
-            output: made.output.view(0..count)?,
-            logvar: made.logvar.as_ref().map(|logvar| logvar.view(0..count)).transpose()?,
+            output: outputs[0].all()?,
+            logvar: outputs.get(1).map(Frames::all).transpose()?,
         };
         let job =
             FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
@@ -216,7 +195,7 @@ impl FleetStream {
         })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         self.next += count;
-        self.outputs = Some(made);
+        self.outputs = outputs;
         let passed = self.needed().start - inputs.start;
         if let Some(input) = &mut self.inputs {
             input.drop_front(passed.min(input.count()))?;
@@ -227,36 +206,34 @@ impl FleetStream {
 
     /// Fails if some member has left fp16 since the stream was opened: its frames would be of two precisions.
     fn check_precision(&self, fleet: &Fleet) -> Result<()> {
-        match fleet.has_left_fp16() == self.had_left_fp16 {
-            true => Ok(()),
-            false => Err(nonfinite::overflowed_stream(self.network.direction)),
+        if fleet.has_left_fp16() != self.had_left_fp16 {
+            return Err(nonfinite::overflowed_stream(self.network.direction));
         }
+        Ok(())
     }
 
     /// Moves frames that were made to the host, from its frame `at` on. Returns how many.
     fn hand_over(&mut self, into: &Outputs, at: u64) -> Result<u64> {
-        let Some(made) = &mut self.outputs else { return Ok(0) };
-        let pairs = [(Some(&mut made.output), Some(into.output)), (made.logvar.as_mut(), into.logvar)];
-        let (mut count, room) = (0, into.output.shape().frames - at);
-        for (frames, to) in pairs.into_iter().filter_map(|(frames, to)| Some((frames?, to))) {
-            count = room.min(frames.count());
-            if let Some(to) = to {
-                if !frames.is_like(to) {
-                    return Err(Error::Tensor(format!(
-                        "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the \
-                         size and type of a pull for a round",
-                        to.shape().width,
-                        to.shape().height,
-                        to.dtype().name(),
-                        frames.describe()
-                    )));
-                }
-                copy_tensor(&frames.view(0..count)?, &to.frames(at..at + count))?;
+        let Some(made) = self.outputs.first() else { return Ok(0) };
+        let count = made.count().min(into.output.shape().frames - at);
+        let pairs = self.outputs.iter().zip([Some(into.output), into.logvar]);
+        for (frames, to) in pairs.filter_map(|(frames, to)| Some((frames, to?))) {
+            if !frames.is_like(to) {
+                return Err(Error::Tensor(format!(
+                    "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the size \
+                     and type of a pull for a round",
+                    to.shape().width,
+                    to.shape().height,
+                    to.dtype().name(),
+                    frames.describe()
+                )));
             }
+            copy_tensor(&frames.view(0..count)?, &to.frames(at..at + count))?;
         }
-        made.each().try_for_each(|frames| frames.drop_front(count))?;
-        if made.output.count() == 0 {
-            self.outputs = None;
+        let is_last = count == made.count();
+        self.outputs.iter_mut().try_for_each(|frames| frames.drop_front(count))?;
+        if is_last {
+            self.outputs.clear();
             self.count_held();
         }
         Ok(count)
@@ -306,7 +283,7 @@ impl FrameStream for FleetStream {
             return Ok(0);
         };
         self.check.push(view)?;
-        let (needed, first) = (self.needed(), self.inputs.as_ref().map_or(0, Frames::count));
+        let needed = self.needed();
         let frames = self.inputs.get_or_insert_with(|| Frames::like(view));
         if !frames.is_like(view) {
             return Err(Error::Tensor(format!(
@@ -318,13 +295,7 @@ impl FrameStream for FleetStream {
         let taken = (needed.end - self.loaded).min(view.shape().frames);
         if taken > 0 {
             frames.reserve(needed.end - needed.start)?;
-            frames.grow(first + taken)?;
-            let own = frames.view(first..first + taken)?;
-            let copied = copy_tensor(&view.frames(0..taken), &own);
-            if copied.is_err() {
-                frames.grow(first)?;
-            }
-            copied?;
+            frames.append(&view.frames(0..taken))?;
             self.loaded += taken;
             self.count_held();
         }

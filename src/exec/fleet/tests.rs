@@ -39,9 +39,6 @@ impl DeviceSession for Failing {
     fn has_left_fp16(&self) -> bool {
         self.inner.has_left_fp16()
     }
-    fn may_leave_fp16(&self) -> bool {
-        self.inner.may_leave_fp16()
-    }
     fn leave_fp16(&mut self) -> Result<()> {
         self.inner.leave_fp16()
     }

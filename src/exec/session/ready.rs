@@ -6,15 +6,15 @@ use std::sync::atomic::AtomicBool;
 use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
-use crate::exec::search::{self, HOST_MARGIN, Job, MARGIN};
+use crate::exec::ready_job::ReadyJob;
+use crate::exec::search::{Job, MARGIN};
 use crate::exec::settings::Settings;
 use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::Workspace;
 use crate::exec::{Control, LogLevel};
 use crate::model::Direction;
-use crate::plan::{MAX_SLICE_LATENTS, Plan, Request};
+use crate::plan::{MAX_SLICE_LATENTS, Plan};
 use crate::report::{Bytes, PlanLimits, PlanReport};
-use crate::{reserve, thread_pool};
 
 /// What a plan depends on, except free host memory.
 #[derive(Clone, PartialEq)]
@@ -25,26 +25,25 @@ pub(super) struct Asked {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Runs `work` on as many threads as the host allows: the backend's own, if it computes with some.
-    pub(super) fn with_threads<R>(&self, work: impl FnOnce() -> R) -> R {
-        thread_pool::with_threads(self.backend.pool(), self.settings.threads, work)
-    }
-
     /// Bytes that a job may take: all that this session holds already may be used again.
     pub(super) fn limit(&self) -> u64 {
-        let free = self.sharing.device_bytes(self.backend.free_bytes(), &self.ledger);
+        let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
         self.settings.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))
     }
 
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let idle = pinned + self.idle_weights().map(|share| share.host_bytes()).sum::<u64>();
-        self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
+        let idle = pinned + self.idle_weights().map(|share| share.pinned.bytes()).sum::<u64>();
+        let free = host_memory().available;
+        self.sharing.host_bytes(self.settings.host_memory_limit, free, &self.ledger, idle)
+    }
+
+    pub(super) fn limits(&self) -> PlanLimits {
+        PlanLimits { device: self.limit(), host: self.host_limit() }
     }
 
     pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        reserve::check()?;
         let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
         match &*planned {
@@ -58,19 +57,15 @@ impl<B: Backend> Engine<B> {
     }
 
     fn search(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        let (request, target) = (self.request(job, limit), self.target(cancel)?);
-        self.with_threads(|| search::search(&request, &self.settings, &target, cancel))
-    }
-
-    /// What the settings ask for, of a job within `limit`.
-    pub(super) fn request(&self, job: &Job, limit: u64) -> Request {
-        let network = &self.coder(job.direction).network;
+        let network = self.on.network(job.direction);
         let limits = PlanLimits { device: limit, host: self.host_limit() };
-        job.request(network, &self.settings, limits, weights::load_bytes(&*self.backend, network))
+        let load_bytes = weights::load_bytes(&*self.on.device, network);
+        let request = job.request(network, &self.settings, limits, load_bytes);
+        self.on.plan(&request, &self.settings, &self.target(cancel)?, cancel)
     }
 
     /// Tiles make results inexact without being asked for, so the host is told.
-    pub(super) fn warn_if_tiled(&self, plan: &PlanReport, control: &Control) {
+    fn warn_if_tiled(&self, plan: &PlanReport, control: &Control) {
         if !plan.is_tiled() {
             return;
         }
@@ -94,7 +89,7 @@ impl<B: Backend> Engine<B> {
 
     /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is
     /// planned again for what is left.
-    pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
+    pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<ReadyJob<B>> {
         let direction = job.direction;
         self.warn_if_slice_is_shorter(control);
         for note in std::mem::take(&mut *self.notes.lock()) {
@@ -109,10 +104,22 @@ impl<B: Backend> Engine<B> {
             match loaded.and_then(|()| self.take_workspace(&plan, control)) {
                 Ok(workspace) => {
                     self.warn_if_tiled(&report, control);
-                    return Ok((plan, workspace));
+                    let weights = self.weights[direction as usize].clone();
+                    return Ok(ReadyJob {
+                        backend: Arc::clone(&self.on.device),
+                        place: self.place,
+                        settings: self.settings.clone(),
+                        latents: Arc::clone(&self.on.latents),
+                        weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
+                        workspace,
+                        schedule: plan.schedule(&self.target(control.cancel)?),
+                        plan,
+                        report,
+                        auto: self.auto,
+                    });
                 }
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
-                    let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
+                    let left = self.on.device.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.
                     let limit = left.min(plan.device_bytes() / 16 * 15);
                     control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
@@ -125,25 +132,25 @@ impl<B: Backend> Engine<B> {
 
     /// Frees what the last call kept and this one cannot use: a workspace of another size, and the weights of the other
     /// direction if both do not fit.
-    pub(super) fn make_room(&mut self, direction: Direction, plan: &Plan) {
+    fn make_room(&mut self, direction: Direction, plan: &Plan) {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
-        let other = &mut self.coders[1 - direction as usize];
+        let other = &mut self.weights[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
-            share.bytes().saturating_add(plan.device_bytes()) <= limit
-                && share.host_bytes().saturating_add(plan.host_bytes()) <= host_limit
+            share.held.bytes().saturating_add(plan.device_bytes()) <= limit
+                && share.pinned.bytes().saturating_add(plan.host_bytes()) <= host_limit
         };
-        other.weights = other.weights.take().filter(both_fit);
+        *other = other.take().filter(both_fit);
         self.tell_idle();
     }
 
     /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
-    pub(super) fn take_workspace(&mut self, plan: &Plan, control: &Control) -> Result<Workspace<B>> {
+    fn take_workspace(&mut self, plan: &Plan, control: &Control) -> Result<Workspace<B>> {
         match self.workspace.take() {
             Some(kept) => Ok(kept),
             None => {
-                let workspace = Workspace::allocate(&*self.backend, &self.ledger, plan)?;
-                if self.backend.is_pageable(&workspace.memory) {
+                let workspace = Workspace::allocate(&*self.on.device, &self.ledger, plan)?;
+                if self.on.device.is_pageable(&workspace.memory) {
                     warn_not_pinned(control, workspace.host.offloaded);
                 }
                 Ok(workspace)

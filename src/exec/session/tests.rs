@@ -3,12 +3,14 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::path::Path;
 
 use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
+use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};
 use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, Pull};
-use crate::ir::{Affine, ChannelMaps, DType, View};
+use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};
 use crate::node;
 use crate::testing::{golden, overflowing};
 
@@ -65,7 +67,7 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     let call = Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
     let report = engine.run(&call, &mut Control::new(&cancel))?;
     let bits = output.iter().map(|value| value.to_bits()).collect();
-    Ok(Ran { bits, bytes: report.device_bytes, text: report.to_string(), sites: engine.backend.wait_sites() })
+    Ok(Ran { bits, bytes: report.device_bytes, text: report.to_string(), sites: engine.on.device.wait_sites() })
 }
 
 const CASES: [Case; 4] = [
@@ -314,7 +316,7 @@ fn latents_of_the_diffusion_model_are_raw_ones_scaled_and_packed() {
             let decoded = run(Direction::Decode, given, video, &mut of_model);
             let mut unpacked = Tensors::new(Direction::Decode, raw, video);
             let [out, back] = [Direction::Encode, Direction::Decode].map(|direction| {
-                let ChannelMaps { side, maps } = of_model.latents.channels(direction).unwrap();
+                let ChannelMaps { side, maps } = of_model.on.latents.channels(direction).unwrap();
                 (side, maps.to_vec())
             });
             let side = out.0;

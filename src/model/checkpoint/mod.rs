@@ -17,4 +17,4 @@ pub use contents::Watch;
 pub use file_tensor::FileTensor;
 pub use identity::FileIdentity;
 pub use names::FileTensors;
-pub use open::Checkpoint;
+pub use open::{Checkpoint, CheckpointFile};

@@ -1,7 +1,7 @@
 //! Opens a checkpoint: checks all of the safetensors file, and reads its tensors when they are asked for.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::contents::{Contents, Watch};
@@ -19,6 +19,33 @@ pub struct Checkpoint {
     identity: FileIdentity,
     pub(super) source: Source,
     pub(super) contents: Contents,
+}
+
+/// The file of a checkpoint that was open, to be opened again.
+#[derive(Debug, Clone)]
+pub struct CheckpointFile {
+    pub path: PathBuf,
+    pub identity: FileIdentity,
+    pub model: Arc<Model>,
+}
+
+impl CheckpointFile {
+    /// Its values were checked when it was opened first. Fails if they may have changed since.
+    pub fn open(&self) -> Result<Checkpoint> {
+        let CheckpointFile { path, identity, model } = self;
+        let (source, stamp) = open_file(path)?;
+        let changed = || failure(path, "the file has changed since the handle was created; create a new handle".into());
+        if stamp != identity.stamp && !stamp.differs_in_change_only(&identity.stamp) {
+            return Err(changed());
+        }
+        let contents = Contents::of_header(&source, Some(Arc::clone(model))).map_err(|why| failure(path, why))?;
+        let open = Checkpoint { identity: identity.clone(), source, contents };
+        if open.is_same(&stamp) {
+            Ok(Checkpoint { identity: FileIdentity { stamp, ..identity.clone() }, ..open })
+        } else {
+            Err(changed())
+        }
+    }
 }
 
 impl Checkpoint {
@@ -56,22 +83,6 @@ impl Checkpoint {
         }
     }
 
-    /// Opens the file again that a handle was created with. Its values were checked then.
-    pub fn reopen(path: &Path, identity: &FileIdentity, model: &Arc<Model>) -> Result<Checkpoint> {
-        let (source, stamp) = open_file(path)?;
-        let changed = || failure(path, "the file has changed since the handle was created; create a new handle".into());
-        if stamp != identity.stamp && !stamp.differs_in_change_only(&identity.stamp) {
-            return Err(changed());
-        }
-        let contents = Contents::of_header(&source, Some(Arc::clone(model))).map_err(|why| failure(path, why))?;
-        let open = Checkpoint { identity: identity.clone(), source, contents };
-        if open.is_same(&stamp) {
-            Ok(Checkpoint { identity: FileIdentity { stamp, ..identity.clone() }, ..open })
-        } else {
-            Err(changed())
-        }
-    }
-
     pub fn path(&self) -> &Path {
         &self.source.path
     }
@@ -82,6 +93,14 @@ impl Checkpoint {
 
     pub fn identity(&self) -> &FileIdentity {
         &self.identity
+    }
+
+    pub fn file(&self) -> CheckpointFile {
+        CheckpointFile {
+            path: self.path().to_owned(),
+            identity: self.identity.clone(),
+            model: Arc::clone(self.model()),
+        }
     }
 
     /// Fails when the file is no longer the one that was opened.

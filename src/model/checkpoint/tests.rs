@@ -349,10 +349,10 @@ fn contents_decide_where_only_the_time_of_change_differs() {
     let open = Checkpoint::open(&file.0).unwrap();
     std::fs::set_permissions(&file.0, PermissionsExt::from_mode(0o600)).unwrap();
     open.verify_unchanged().expect("other permissions are no other contents");
-    Checkpoint::reopen(&file.0, open.identity(), open.model()).unwrap();
+    open.file().open().unwrap();
     change_in_place(&file.0);
     assert!(open.verify_unchanged().unwrap_err().to_string().contains("has changed since it was opened"));
-    let reopened = Checkpoint::reopen(&file.0, open.identity(), open.model());
+    let reopened = open.file().open();
     assert!(reopened.unwrap_err().to_string().contains("has changed since the handle was created"));
 }
 

@@ -1,6 +1,7 @@
 //! The 2D AutoencoderKL of SD 1.x and 2.x, SDXL, SD3, FLUX.1 and FLUX.2. The graphs have the tensor names of LDM.
 
 use std::borrow::Cow;
+use std::ffi::CStr;
 
 use super::blocks::{AttentionStyle, MAX_CHANNELS, MAX_LATENT, MAX_LAYERS, MAX_LEVELS, Style, frame_conv, norm_groups};
 use super::{Family, LatentFormat, LatentScaling, Model, PublishedModel};
@@ -33,22 +34,26 @@ pub struct Published {
     beside: &'static str,
 }
 
-const fn scaled(name: &'static str, scale: f64, shift: f64) -> LatentFormat {
+/// The models of [`SCALED`], as a host names them.
+pub const SCALED_NAMES: [&CStr; 4] = [c"sd", c"sdxl", c"sd3", c"flux"];
+
+const fn scaled(model: usize, scale: f64, shift: f64) -> LatentFormat {
+    let Ok(name) = SCALED_NAMES[model].to_str() else { panic!("the names are ASCII") };
     LatentFormat { name, scaling: LatentScaling::Scaled { scale, shift } }
 }
 
 pub const SD: Published =
-    Published { format: scaled("sd", 0.18215, 0.0), latent_channels: 4, quant: true, beside: "cond_stage_model." };
+    Published { format: scaled(0, 0.18215, 0.0), latent_channels: 4, quant: true, beside: "cond_stage_model." };
 pub const SDXL: Published =
-    Published { format: scaled("sdxl", 0.13025, 0.0), latent_channels: 4, quant: true, beside: "conditioner." };
+    Published { format: scaled(1, 0.13025, 0.0), latent_channels: 4, quant: true, beside: "conditioner." };
 pub const SD3: Published = Published {
-    format: scaled("sd3", 1.5305, 0.0609),
+    format: scaled(2, 1.5305, 0.0609),
     latent_channels: 16,
     quant: false,
     beside: "model.diffusion_model.joint_blocks.",
 };
 pub const FLUX: Published = Published {
-    format: scaled("flux", 0.3611, 0.1159),
+    format: scaled(3, 0.3611, 0.1159),
     latent_channels: 16,
     quant: false,
     beside: "model.diffusion_model.double_blocks.",

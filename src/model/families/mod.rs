@@ -3,10 +3,14 @@
 
 pub mod blocks;
 pub mod kl2d;
+mod latents;
 pub mod seedvr2;
 pub mod wan;
 pub mod wan21;
 pub mod wan22;
+
+pub use kl2d::SCALED_NAMES;
+pub use latents::{LatentFacts, LatentMaps, LatentValues};
 
 use std::borrow::Cow;
 

@@ -469,10 +469,6 @@ impl GpuBackend for HostGpu {
 
 impl DeviceFacts for HostGpu {
     const HOST_MEMORY: bool = false;
-    const MAPS_CHANNELS: bool = true;
-    const POOLS: bool = true;
-    const PATCHES: bool = true;
-    const ADDS_ALPHA: bool = true;
 
     fn precision(&self) -> Precision {
         self.precision

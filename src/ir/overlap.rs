@@ -1,21 +1,9 @@
-//! Refuses tensors of one call that share memory.
+//! Whether tensors share memory.
 
-use crate::error::{Error, Result};
-use crate::ir::View;
+use super::View;
 
 /// Steps of the search. Layouts from slicing, permuting and padding take a few hundred.
 const MOST_STEPS: u32 = 1 << 16;
-
-/// Fails if two tensors share a byte. `named` is a tensor with the name of its argument.
-pub fn check_disjoint(named: (&str, &View), other: (&str, &View)) -> Result<()> {
-    if share_bytes(named.1, other.1) {
-        return Err(Error::Tensor(format!(
-            "{} and {}: the tensors share memory; an output needs memory of its own",
-            named.0, other.0
-        )));
-    }
-    Ok(())
-}
 
 /// One axis, or the same axis of both tensors: adds `stride` times a number from `least` to `most`.
 struct SharedAxis {
@@ -25,7 +13,7 @@ struct SharedAxis {
 }
 
 /// Whether some element of `a` and some element of `b` share a byte. Exact, but `true` after [`MOST_STEPS`].
-fn share_bytes(a: &View, b: &View) -> bool {
+pub fn share_bytes(a: &View, b: &View) -> bool {
     // Elements share a byte if the distance from a's to b's is above -b.bytes and below a.bytes.
     let (mut low, mut high) = (1 - element(b), element(a) - 1);
     let mut axes: Vec<SharedAxis> = Vec::new();

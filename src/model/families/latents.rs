@@ -1,15 +1,15 @@
-//! From the latents of the network to those that the host exchanges with a diffusion model.
+//! The latents of the diffusion model that a checkpoint belongs to, and the way to them from those of the network.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use super::settings::{Latents, Settings};
+use super::{LatentFormat, LatentScaling, Model};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::ir::{Affine, ChannelMaps};
-use crate::model::families::{LatentFormat, LatentScaling};
-use crate::model::{Checkpoint, Direction, Model};
+use crate::model::checkpoint::{Checkpoint, CheckpointFile};
+use crate::model::geometry::Direction;
 
 /// The latents of the diffusion model that a checkpoint belongs to, in numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,18 +71,16 @@ pub struct LatentMaps {
 }
 
 impl LatentMaps {
-    /// What the settings ask for. `open` opens the checkpoint at `path`, which may have statistics.
-    pub fn new(
-        settings: &Settings,
-        model: &Model,
-        path: &Path,
-        open: impl Fn() -> Result<Checkpoint>,
-    ) -> Result<LatentMaps> {
-        if settings.latents == Latents::Raw {
-            return Ok(LatentMaps::scaled(1, &[f64::from(settings.scaling_factor)], &[0.0]));
-        }
-        let format = format(settings.latent_format, model, path)?;
-        let facts = LatentFacts::new(format, |name| values(&open()?, name))?;
+    /// As the network has them, times a factor.
+    pub fn raw(factor: f64) -> LatentMaps {
+        LatentMaps::scaled(1, &[factor], &[0.0])
+    }
+
+    /// As a published model has them: the one of this name, or what the checkpoint says. The checkpoint may have
+    /// statistics.
+    pub fn of_model(file: &CheckpointFile, name: Option<&str>) -> Result<LatentMaps> {
+        let format = format(name, &file.model, &file.path)?;
+        let facts = LatentFacts::new(format, |name| values(&file.open()?, name))?;
         Ok(match facts.values {
             LatentValues::Scaled { scale, shift } => LatentMaps::scaled(facts.packing, &[scale], &[shift]),
             LatentValues::Standardised { means, deviations } => {
@@ -119,31 +117,27 @@ impl LatentMaps {
 
 /// The latents of the diffusion model that the checkpoint belongs to. `asked`: the setting `latent_format`.
 fn format(asked: Option<&str>, model: &Model, path: &Path) -> Result<LatentFormat> {
-    let names = |formats: &[LatentFormat]| formats.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
-    if let Some(asked) = asked {
-        let found = model.latents.iter().find(|format| format.name == asked);
-        return found.copied().ok_or_else(|| {
-            let fitting = names(&model.latents);
-            Error::Argument(format!(
-                "latent_format: {asked} has other tensors than this checkpoint; it may be {fitting}"
-            ))
-        });
-    }
-    match &model.latents[..] {
-        [format] => Ok(*format),
-        formats => from_config(&path.with_file_name("config.json"), formats).ok_or_else(|| {
-            let fitting = names(formats);
-            Error::Argument(match formats {
-                [] => {
-                    "latents: model, but no published model has latents as this checkpoint; set latents to raw".into()
-                }
-                _ => format!(
-                    "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of \
-                     {fitting}, or put the model's config.json beside the checkpoint"
-                ),
-            })
-        }),
-    }
+    let formats = &model.latents[..];
+    let fitting = || formats.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
+    let found = match (asked, formats) {
+        (Some(asked), _) => formats.iter().find(|format| format.name == asked).copied(),
+        (None, [format]) => Some(*format),
+        (None, _) => from_config(&path.with_file_name("config.json"), formats),
+    };
+    let unknown = || match (asked, formats) {
+        (Some(asked), _) => {
+            format!("latent_format: {asked} has other tensors than this checkpoint; it may be {}", fitting())
+        }
+        (None, []) => {
+            "latents: model, but no published model has latents as this checkpoint; set latents to raw".into()
+        }
+        (None, _) => format!(
+            "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of {}, or put \
+             the model's config.json beside the checkpoint",
+            fitting()
+        ),
+    };
+    found.ok_or_else(|| Error::Argument(unknown()))
 }
 
 /// The longest configuration that is read. Those of diffusers have about 1 KiB.

@@ -158,7 +158,9 @@ impl Sizes for CudaSizes {
     }
 
     fn effective_products(&self, layout: &ConvLayout, work: ConvProducts) -> f64 {
-        work.products * TileWidths::of(layout).cost(layout.cout)
+        let in_pairs = layout.pairs.is_some() && !work.starts_clip;
+        let products = work.products * TileWidths::of(layout).cost(layout.cout, in_pairs);
+        products.max(work.elements * tiling::element_products(layout, work.starts_clip))
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {

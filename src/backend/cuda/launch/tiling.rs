@@ -47,10 +47,11 @@ impl TileWidths {
     }
 
     /// The time of `cout` output channels, as a part of that of as many in whole wide tiles. Less than a tile is bound by
-    /// its input, not by products.
-    pub fn cost(self, cout: u64) -> f64 {
+    /// its input, not by products. `in_pairs`: by the kernels of pairs of frames.
+    pub fn cost(self, cout: u64, in_pairs: bool) -> f64 {
         let whole = if cout > self.columns { cout.next_multiple_of(self.columns) } else { cout };
-        let slower = if self.is_narrow() { NARROW_COST } else { 1.0 };
+        let narrow = if in_pairs { NARROW_PAIR_COST } else { NARROW_COST };
+        let slower = if self.is_narrow() { narrow } else { 1.0 };
         slower * whole as f64 / cout as f64
     }
 
@@ -64,9 +65,29 @@ impl TileWidths {
         self.row_bytes / element
     }
 }
-/// The time of a product in a narrow tile, as a part of that in a wide one, norms of pixels included. Measured on an H200, by
-/// whole networks (2026-11-18).
-const NARROW_COST: f64 = 1.17;
+/// The time of a product in a narrow tile, as a part of that in a wide one, in the kernels of pairs: by whole clips of
+/// Wan 2.1 on an H200 (2026-11-18).
+const NARROW_PAIR_COST: f64 = 1.17;
+/// The same in the kernels of single frames: by whole stills of Qwen-Image, in the same run. There the wide tile leaves
+/// a tenth of the shared memory's rate unused, by count, and the narrow one nothing.
+const NARROW_COST: f64 = 1.44;
+/// Products at the card's rate that take as long as reading and writing an element: on an H200, by the rates of its
+/// profile.
+const PASS_PRODUCTS: f64 = 357.0;
+/// Passes over the input that the convolution to pixels takes: on an H200 659 us for two frames of 720p (2026-11-17).
+const OUT_PASSES: f64 = 2.5;
+
+/// What the kernels from and to pixels take for each element, once for each term, in products. The first takes as long
+/// as reading and writing its output. The other reads a frame once for all terms: so many as slabs, or one for the first
+/// frame of a clip. Networks with GroupNorm are left out: their rate was fitted without this.
+pub fn element_products(layout: &ConvLayout, starts_clip: bool) -> f64 {
+    let terms = if starts_clip { 1.0 } else { layout.slabs as f64 };
+    match ConvKernel::of(layout) {
+        Ok(ConvKernel::In) if layout.norm == Norm::Pixel => PASS_PRODUCTS,
+        Ok(ConvKernel::Out) if layout.norm == Norm::Pixel => OUT_PASSES * PASS_PRODUCTS / terms,
+        _ => 0.0,
+    }
+}
 /// Rows and columns of pixels that one statistics record covers.
 pub const STATISTICS_RECORD: (u64, u64) = (8, 16);
 /// Frames begin at multiples of this.

@@ -128,6 +128,12 @@ pub trait JobAllocation {
     fn is_pageable(&self, _memory: &Self::Memory) -> bool {
         false
     }
+    /// Host memory that jobs of this process have left, for the next one on the device to take.
+    fn kept_host_bytes(&self) -> u64 {
+        0
+    }
+    /// Frees it if it is more than `most`, unless a job that offloads `wanted` bytes would take it.
+    fn keep_host_bytes(&self, _most: u64, _wanted: u64) {}
 }
 
 /// Weights in the form that kernels read.

@@ -222,12 +222,17 @@ impl<B: Backend> Engine<B> {
         // An earlier call on the host's stream may have found them after it returned.
         let earlier = self.backend.take_nonfinite(&mut workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
+        let was_pageable = self.backend.is_pageable(&workspace.memory);
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // The first call of `precision=auto` waits, to learn whether fp16 holds.
         let end = stream.filter(|_| !self.auto.waits(direction, &self.settings, self.backend.precision()));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = workspace.finish(&*self.backend, end, &self.settings, place);
+        // Large blocks are pinned while the job runs.
+        if self.backend.is_pageable(&workspace.memory) && !was_pageable {
+            warn_not_pinned(control, workspace.host.offloaded);
+        }
         if finished.is_ok() {
             self.workspace = Some(workspace);
         }
@@ -480,6 +485,7 @@ impl<B: Backend> Session for Engine<B> {
     fn trim(&mut self, what: Trim) {
         if what.workspace {
             self.workspace = None;
+            self.backend.keep_host_bytes(0, 0);
         }
         if what.weights {
             self.drop_weights();

@@ -23,7 +23,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, PinnedMemory};
+use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, PinnedMemory, keep_at_most, kept_bytes};
 use self::launch::tiling::{self, FRAME_ALIGN};
 use self::launch::{JobBlock, Kernels, LaunchQueue, Launcher};
 use super::gpu::{GpuBackend, JobMemory, LaunchLimit};
@@ -120,6 +120,14 @@ impl GpuBackend for Cuda {
 
     fn block(&self, bytes: u64) -> Result<JobBlock> {
         self.job_block(self.allocator, bytes)
+    }
+
+    fn kept_host_bytes(&self) -> u64 {
+        kept_bytes(self.context().gpu.index)
+    }
+
+    fn keep_host_bytes(&self, most: u64, wanted: u64) {
+        keep_at_most(self.context().gpu.index, most, wanted);
     }
 }
 

@@ -97,8 +97,8 @@ fn copy_rate(context: &Arc<Context>) -> Result<f64> {
         PinnedMemory::new(context, 2 * PROBE_BYTES)?,
     );
     let (upload, download) = (CudaStream::new(context)?, CudaStream::new(context)?);
-    let (to, from) = (block.at(0, PROBE_BYTES)?, host.at(0, PROBE_BYTES)?);
-    let (back_from, back_to) = (block.at(PROBE_BYTES, PROBE_BYTES)?, host.at(PROBE_BYTES, PROBE_BYTES)?);
+    let (to, from) = (block.at(0, PROBE_BYTES)?, host.copied_at(0, PROBE_BYTES)?);
+    let (back_from, back_to) = (block.at(PROBE_BYTES, PROBE_BYTES)?, host.copied_at(PROBE_BYTES, PROBE_BYTES)?);
     let _current = context.enter()?;
     // SAFETY: the block is that long. The download below reads it.
     let answer = unsafe { sys::cuMemsetD8Async(back_from, 0, PROBE_BYTES as usize, download.handle()) };

@@ -210,6 +210,11 @@ pub trait GpuBackend: WeightStorage<Conv = <Self::Api as GpuApi>::Conv> {
     fn api(&self) -> &Self::Api;
     /// Device memory for a job.
     fn block(&self, bytes: u64) -> Result<<Self::Api as GpuMemory>::Block>;
+    /// As of [`JobAllocation`].
+    fn kept_host_bytes(&self) -> u64 {
+        0
+    }
+    fn keep_host_bytes(&self, _most: u64, _wanted: u64) {}
 }
 
 impl<B: GpuBackend> JobAllocation for B {
@@ -221,6 +226,14 @@ impl<B: GpuBackend> JobAllocation for B {
 
     fn is_pageable(&self, memory: &JobMemory<B::Api>) -> bool {
         memory.bands.host.is_pageable()
+    }
+
+    fn kept_host_bytes(&self) -> u64 {
+        GpuBackend::kept_host_bytes(self)
+    }
+
+    fn keep_host_bytes(&self, most: u64, wanted: u64) {
+        GpuBackend::keep_host_bytes(self, most, wanted);
     }
 }
 

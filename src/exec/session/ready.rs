@@ -39,7 +39,8 @@ impl<B: Backend> Engine<B> {
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let idle = pinned + self.idle_weights().map(|share| share.host_bytes()).sum::<u64>();
+        let weights: u64 = self.idle_weights().map(|share| share.host_bytes()).sum();
+        let idle = pinned + weights + self.backend.kept_host_bytes();
         self.sharing.host_bytes(self.settings.host_memory_limit, host_memory().1, HOST_MARGIN, &self.ledger, idle)
     }
 
@@ -128,6 +129,9 @@ impl<B: Backend> Engine<B> {
     pub(super) fn make_room(&mut self, direction: Direction, plan: &Plan) {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
+        // What other jobs have left may stay beside this one, or is taken by it.
+        let wanted = if self.workspace.is_none() { plan.pinned().offloaded } else { 0 };
+        self.backend.keep_host_bytes(host_limit.saturating_sub(plan.host_bytes()), wanted);
         let other = &mut self.coders[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
             share.bytes().saturating_add(plan.device_bytes()) <= limit

@@ -4,23 +4,41 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUcontext};
+use parking_lot::Mutex;
 
 use super::device::Gpu;
 use super::error::check;
+use super::pinned;
 use crate::error::Result;
 
 pub struct Context {
     pub gpu: Gpu,
-    handle: CUcontext,
+    primary: PrimaryContext,
 }
 
+/// The driver's context of a GPU: the same for all that use it while one [`Context`] of the GPU lives.
+#[derive(Clone, Copy)]
+pub struct PrimaryContext(CUcontext);
+
 // SAFETY: a context may be made current on any thread.
-unsafe impl Send for Context {}
+unsafe impl Send for PrimaryContext {}
 // SAFETY: as above; the driver locks what it must.
-unsafe impl Sync for Context {}
+unsafe impl Sync for PrimaryContext {}
+
+/// The GPUs of all that live.
+static LIVE: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// Keeps the context current until dropped.
-pub struct Current<'a>(#[allow(dead_code, reason = "ties the guard to its context")] &'a Context);
+pub struct Current<'a>(#[allow(dead_code, reason = "ties the guard to its context")] &'a PrimaryContext);
+
+impl PrimaryContext {
+    /// The context is retained.
+    pub fn enter(&self) -> Result<Current<'_>> {
+        // SAFETY: the caller vouches for the context.
+        check("using the GPU", unsafe { sys::cuCtxPushCurrent_v2(self.0) })?;
+        Ok(Current(self))
+    }
+}
 
 impl Context {
     /// `kernel_arch`: an older architecture to use the GPU like.
@@ -33,13 +51,17 @@ impl Context {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the device exists; retained once, released in drop.
         check("opening the GPU", unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, gpu.handle) })?;
-        Ok(Arc::new(Context { gpu, handle }))
+        LIVE.lock().push(gpu.index);
+        Ok(Arc::new(Context { gpu, primary: PrimaryContext(handle) }))
     }
 
     pub fn enter(&self) -> Result<Current<'_>> {
-        // SAFETY: the context is retained.
-        check("using the GPU", unsafe { sys::cuCtxPushCurrent_v2(self.handle) })?;
-        Ok(Current(self))
+        self.primary.enter()
+    }
+
+    /// For what may outlive this one, but not the GPU's last one.
+    pub fn primary(&self) -> PrimaryContext {
+        self.primary
     }
 
     pub fn free_bytes(&self) -> Result<u64> {
@@ -53,6 +75,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let mut live = LIVE.lock();
+        if let Some(at) = live.iter().position(|gpu| *gpu == self.gpu.index) {
+            live.swap_remove(at);
+        }
+        if !live.contains(&self.gpu.index) {
+            pinned::keep_at_most(self.gpu.index, 0, 0);
+        }
         // SAFETY: retained in `new`.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.gpu.handle) };
     }

@@ -27,6 +27,6 @@ pub use flags::HostFlags;
 pub use host_copies::{CopySide, HostCopies, MAX_PITCH, pitched_copy};
 pub use memory::{BLOCK_ALIGN, DeviceBlock};
 pub use module::{Kernel, Module};
-pub use pinned::PinnedMemory;
+pub use pinned::{PART, PinnedMemory, keep_at_most, kept_bytes};
 pub use spans::SpanRecorder;
 pub use stream::{CudaStream, check_not_captured};

@@ -17,7 +17,11 @@ use crate::ir::{
     LayerId, LoadTensor, NormaliseOp, Offsets, Op, PinnedBytes, PoolOp, PooledFrame, StoreTensor,
 };
 
-/// The most operations in the main queue. Enough to keep the GPU busy, few enough that a cancel acts soon.
+/// An event is recorded after so many operations, or after a long one. A kernel behind an event begins when all before
+/// it has ended, and not while it ends.
+const OPERATIONS_A_MARK: usize = 4;
+/// Operations that wait in the main queue, to a run of them. Enough to keep the GPU busy, few enough that a cancel acts
+/// soon.
 const OPERATIONS_AHEAD: usize = 8;
 
 /// How much an operation is.
@@ -35,9 +39,11 @@ pub struct JobMemory<G: GpuApi> {
     pub block: G::Block,
     staging: Staging<G>,
     bands: BandPipeline<G>,
-    /// Recorded after each operation, in turn.
-    operations: Vec<G::Event>,
-    next_operation: usize,
+    /// Recorded after a run of operations, in turn.
+    marks: Vec<G::Event>,
+    next_mark: usize,
+    /// Operations behind the last mark.
+    unmarked: usize,
     /// Whether the call is ordered on a queue of the host's, and must not block.
     on_host_stream: bool,
     /// For a trace.
@@ -50,8 +56,9 @@ impl<G: GpuApi> JobMemory<G> {
             block,
             staging: Staging::new(gpu, host)?,
             bands: BandPipeline::new(gpu, host.offloaded)?,
-            operations: (0..OPERATIONS_AHEAD).map(|_| gpu.event()).collect::<Result<_>>()?,
-            next_operation: 0,
+            marks: (0..OPERATIONS_AHEAD / OPERATIONS_A_MARK).map(|_| gpu.event()).collect::<Result<_>>()?,
+            next_mark: 0,
+            unmarked: 0,
             on_host_stream: false,
             spans: None,
         })
@@ -89,12 +96,17 @@ impl<G: GpuApi> JobMemory<G> {
         if !complete? || self.on_host_stream {
             return Ok(());
         }
-        let (at, operations) = (self.next_operation, &self.operations);
-        self.next_operation = (at + 1) % OPERATIONS_AHEAD;
-        operations[at].synchronise()?;
-        gpu.main_queue().record(&operations[at])?;
+        self.unmarked += 1;
+        if self.unmarked < OPERATIONS_A_MARK && !is_long {
+            return Ok(());
+        }
+        self.unmarked = 0;
+        let at = self.next_mark;
+        self.next_mark = (at + 1) % self.marks.len();
+        self.marks[at].synchronise()?;
+        gpu.main_queue().record(&self.marks[at])?;
         // At most one long operation waits behind the one that runs.
-        if is_long { operations[(at + OPERATIONS_AHEAD - 1) % OPERATIONS_AHEAD].synchronise() } else { Ok(()) }
+        if is_long { self.marks[(at + self.marks.len() - 1) % self.marks.len()].synchronise() } else { Ok(()) }
     }
 
     fn fetch(&mut self, gpu: &G, op: &FetchOp<Offsets>, args: &RunArgs<G::Conv>) -> Result<()> {

@@ -26,6 +26,8 @@ pub use event::Event;
 pub use flags::HostFlags;
 pub use host_copies::{CopySide, HostCopies, MAX_PITCH, pitched_copy};
 pub use memory::{BLOCK_ALIGN, DeviceBlock};
+#[cfg(test)]
+pub use module::testing;
 pub use module::{Kernel, Module};
 pub use pinned::{PART, PinnedMemory, keep_at_most, kept_bytes};
 pub use spans::SpanRecorder;

@@ -16,7 +16,14 @@ use crate::error::Result;
 pub struct Module {
     context: Arc<Context>,
     bundle: Bundle,
-    loaded: OnceCell<CUmodule>,
+    loaded: OnceCell<LoadedModule>,
+}
+
+#[derive(Clone, Copy)]
+struct LoadedModule {
+    handle: CUmodule,
+    /// Whether its kernels wait for the launch before by themselves (`begin_launch` in `kernels/common.cuh`).
+    waits: bool,
 }
 
 // SAFETY: modules may be used from any thread.
@@ -46,37 +53,46 @@ impl Module {
     }
 
     /// The context has to be current.
-    fn load(&self) -> Result<CUmodule> {
+    fn load(&self) -> Result<LoadedModule> {
         let load = || {
-            load_first(&self.bundle, self.context.gpu.capability, |image| {
+            let gpu = self.context.gpu.capability;
+            load_first(&self.bundle, gpu, |image, kind| {
                 let mut handle = std::ptr::null_mut();
                 // SAFETY: a whole image; PTX ends with a NUL.
-                (unsafe { sys::cuModuleLoadData(&mut handle, image.as_ptr().cast()) }, handle)
+                let answer = unsafe { sys::cuModuleLoadData(&mut handle, image.as_ptr().cast()) };
+                (answer, LoadedModule { handle, waits: kind == Image::MachineCode && gpu == KernelArch::HOPPER })
             })
         };
         self.loaded.get_or_try_init(load).copied()
     }
 }
 
+/// Of a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Image {
+    MachineCode,
+    Ptx,
+}
+
 /// Loads the machine code for the GPU, or the PTX where there is none or the driver refuses it. Machine code of any
 /// CUDA 12 is for all drivers from 12.0 on, so a refusal is not expected.
-fn load_first<T>(bundle: &Bundle, gpu: KernelArch, mut load: impl FnMut(&[u8]) -> (CUresult, T)) -> Result<T> {
+fn load_first<T>(bundle: &Bundle, gpu: KernelArch, mut load: impl FnMut(&[u8], Image) -> (CUresult, T)) -> Result<T> {
     let doing = format!("loading the kernels of {}", bundle.name);
     if let Some(code) = bundle.machine_code(gpu)? {
-        let (answer, module) = load(&code);
+        let (answer, module) = load(&code, Image::MachineCode);
         if matches!(answer, CUresult::CUDA_SUCCESS | CUresult::CUDA_ERROR_OUT_OF_MEMORY) || is_device_lost(answer) {
             return check(&doing, answer).map(|()| module);
         }
     }
-    let (answer, module) = load(&bundle.ptx()?);
+    let (answer, module) = load(&bundle.ptx()?, Image::Ptx);
     check(&doing, answer).map(|()| module)
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let (Some(handle), Ok(_current)) = (self.loaded.get(), self.context.enter()) {
+        if let (Some(loaded), Ok(_current)) = (self.loaded.get(), self.context.enter()) {
             // SAFETY: loaded in `load`; its kernels are gone, as each holds the module.
-            unsafe { sys::cuModuleUnload(*handle) };
+            unsafe { sys::cuModuleUnload(loaded.handle) };
         }
     }
 }
@@ -86,7 +102,14 @@ struct LazyKernel {
     name: &'static CStr,
     shared_bytes: u32,
     co_resident: bool,
-    function: OnceCell<CUfunction>,
+    function: OnceCell<LoadedKernel>,
+}
+
+#[derive(Clone, Copy)]
+struct LoadedKernel {
+    function: CUfunction,
+    /// As in [`LoadedModule`].
+    waits: bool,
 }
 
 // SAFETY: functions may be launched from any thread.
@@ -107,14 +130,18 @@ impl PartialEq for Kernel {
 impl Kernel {
     /// Loads it and its module, if that was not done yet. The context has to be current.
     pub fn function(&self) -> Result<CUfunction> {
+        self.loaded().map(|kernel| kernel.function)
+    }
+
+    fn loaded(&self) -> Result<LoadedKernel> {
         self.0.function.get_or_try_init(|| self.load()).copied()
     }
 
-    fn load(&self) -> Result<CUfunction> {
+    fn load(&self) -> Result<LoadedKernel> {
         use sys::CUfunction_attribute as A;
         let LazyKernel { module, name, shared_bytes, co_resident, .. } = &*self.0;
         let doing = |what: &str| format!("{what} {} of {}", name.to_string_lossy(), module.bundle.name);
-        let (handle, mut function) = (module.load()?, std::ptr::null_mut());
+        let (LoadedModule { handle, waits }, mut function) = (module.load()?, std::ptr::null_mut());
         // SAFETY: the module lives as long as its kernels; the name ends with a NUL.
         let answer = unsafe { sys::cuModuleGetFunction(&mut function, handle, name.as_ptr()) };
         check(&doing("finding"), answer)?;
@@ -124,14 +151,16 @@ impl Kernel {
             // SAFETY: the function was found above.
             check(&doing("sizing"), unsafe { sys::cuFuncSetAttribute(function, which, value) })?;
         }
-        Ok(function)
+        Ok(LoadedKernel { function, waits })
     }
 
     pub fn shared_bytes(&self) -> u32 {
         self.0.shared_bytes
     }
 
-    /// Puts a launch into the stream. The context has to be current.
+    /// Puts a launch into the stream. The context has to be current. Behind another kernel, its blocks may begin before
+    /// that one has ended: all kernels that wait by themselves do so before they touch memory, so the order is kept.
+    /// Behind anything else it begins when that has ended.
     ///
     /// # Safety
     /// `Params` is the kernel's one parameter in its own layout, and everything it points at lives until the stream has
@@ -143,25 +172,50 @@ impl Kernel {
         threads: u32,
         params: &Params,
     ) -> Result<()> {
-        let function = self.function()?;
+        let LoadedKernel { function, waits } = self.loaded()?;
         let mut arguments = [std::ptr::from_ref(params).cast::<c_void>().cast_mut()];
-        // SAFETY: one parameter, as the caller vouches; the driver copies it before it returns.
-        let answer = unsafe {
-            sys::cuLaunchKernel(
-                function,
-                grid[0],
-                grid[1],
-                1,
-                threads,
-                1,
-                1,
-                self.shared_bytes(),
-                stream.handle(),
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let (handle, behind_kernel) = stream.begin_kernel();
+        let is_dependent = waits && behind_kernel;
+        #[cfg(test)]
+        let is_dependent = is_dependent && testing::may_depend();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes(),
+            hStream: handle,
+            attrs: &mut attribute,
+            numAttrs: u32::from(is_dependent),
+        };
+        // SAFETY: one parameter, as the caller vouches; the driver copies it and the attribute before it returns.
+        let answer = unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) };
         check("launching a kernel", answer)
+    }
+}
+
+/// For tests: how many launches might begin before the one before had ended, and a switch that turns that off. Per
+/// thread.
+#[cfg(test)]
+pub mod testing {
+    use std::cell::Cell;
+
+    thread_local! {
+        pub static DEPENDENT: Cell<u64> = const { Cell::new(0) };
+        pub static PLAIN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Asked for each launch that might.
+    pub fn may_depend() -> bool {
+        DEPENDENT.set(DEPENDENT.get() + u64::from(!PLAIN.get()));
+        !PLAIN.get()
     }
 }
 
@@ -176,9 +230,10 @@ mod tests {
     /// The kinds of images that a driver is given which answers like this, and what becomes of them.
     fn load_with(gpu: (i32, i32), answers: &[R]) -> (Vec<&'static str>, Result<usize>) {
         let mut given = Vec::new();
-        let loaded = load_first(&BUNDLE, KernelArch::new(gpu.0, gpu.1), |image| {
+        let loaded = load_first(&BUNDLE, KernelArch::new(gpu.0, gpu.1), |image, kind| {
             given.push(if image.starts_with(b"\x7fELF") { "machine code" } else { "PTX" });
             assert!(given.last() == Some(&"machine code") || image.ends_with(b"\0"));
+            assert_eq!(kind == Image::MachineCode, given.last() == Some(&"machine code"));
             (answers[given.len() - 1], given.len())
         });
         (given, loaded)

@@ -1,5 +1,6 @@
 //! Streams of our own. Non-blocking: the host's default stream and ours do not wait for each other.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{self, CUstream};
@@ -22,6 +23,8 @@ pub struct CudaStream {
 struct RawStream {
     context: Arc<Context>,
     handle: CUstream,
+    /// Whether one of our kernels entered it last, and nothing else.
+    ends_in_kernel: AtomicBool,
 }
 
 // SAFETY: streams may be used from any thread.
@@ -48,15 +51,23 @@ impl CudaStream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current.
         check("creating a stream", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        let raw = Arc::new(RawStream { context: Arc::clone(context), handle });
+        let raw = Arc::new(RawStream { context: Arc::clone(context), handle, ends_in_kernel: AtomicBool::new(false) });
         let mut streams = STREAMS.lock();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&raw));
         Ok(CudaStream { raw, spans: None })
     }
 
+    /// For anything but kernels of ours: see [`CudaStream::begin_kernel`].
     pub fn handle(&self) -> CUstream {
+        self.raw.ends_in_kernel.store(false, Ordering::Relaxed);
         self.raw.handle
+    }
+
+    /// The stream for a kernel that enters it next, and whether it comes right behind another one. Launches enter a
+    /// stream one at a time.
+    pub fn begin_kernel(&self) -> (CUstream, bool) {
+        (self.raw.handle, self.raw.ends_in_kernel.swap(true, Ordering::Relaxed))
     }
 
     pub fn context(&self) -> &Arc<Context> {
@@ -93,25 +104,25 @@ impl CudaStream {
     /// Puts a copy into the stream, by `launch`.
     pub fn copy(&self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         match &self.spans {
-            Some((spans, lane)) => spans.record(lane, self.raw.handle, launch),
+            Some((spans, lane)) => spans.record(lane, self.handle(), launch),
             None => launch(),
         }
     }
 
     pub fn record(&self, event: &Event) -> Result<()> {
-        event.record(self.raw.handle)
+        event.record(self.handle())
     }
 
     /// Later work in this stream waits until the event's last record has been passed; at once if there is none.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
-        check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.raw.handle, event.handle(), 0) })
+        check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.handle(), event.handle(), 0) })
     }
 
     /// Blocks the calling thread until the stream is empty.
     pub fn synchronise(&self) -> Result<()> {
         // SAFETY: the stream lives.
-        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.raw.handle) })
+        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.handle()) })
     }
 }
 

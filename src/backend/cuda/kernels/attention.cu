@@ -179,6 +179,7 @@ __device__ __forceinline__ void store_output(const AttentionParams& p, int frame
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_constant__ AttentionParams p) {
+    begin_launch();
     extern __shared__ __align__(128) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     constexpr int STAGE = KEYS * ROW_BYTES, SCORES = KEYS / 2;

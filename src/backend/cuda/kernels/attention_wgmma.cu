@@ -326,6 +326,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(REGISTERS
     const int steps = (p.pixels + KEYS - 1) / KEYS;
     if (threadIdx.x == 0) init_barriers(shared);
     cluster_sync();
+    begin_launch();
     if (group == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         const Producer producer = {p, shared, p.in_slot[frame], steps, cluster_rank()};

@@ -213,6 +213,7 @@ struct Attention {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wide(const __grid_constant__ AttentionParams p) {
+    begin_launch();
     extern __shared__ __align__(128) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, frame = blockIdx.y;

@@ -118,14 +118,17 @@ __device__ __forceinline__ void copy(const CacheParams& p) {
 }
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) cache_store(const __grid_constant__ CacheParams p) {
+    begin_launch();
     copy<false, true>(p);
 }
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) cache_restore(const __grid_constant__ CacheParams p) {
+    begin_launch();
     copy<true, false>(p);
 }
 
 /// To 8 bits and back, as a cache would.
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) cache_round(const __grid_constant__ CacheParams p) {
+    begin_launch();
     copy<false, false>(p);
 }

@@ -14,6 +14,15 @@ struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
+/// Every kernel calls this before it touches memory. Waits until the launch before has ended and its writes can be
+/// seen, and then lets blocks of the next launch begin, which wait here in turn. So launches keep their order, and the
+/// next one's blocks are in place when this one ends. Older cards have no such launches.
+__device__ __forceinline__ void begin_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // `Element` is one number as stored in memory. `Pair` is two adjacent ones.
 #ifdef VVAE_FP32
 typedef float Element;

@@ -31,6 +31,8 @@ ONLY_FOR = {name: ["fp16", "bf16"] for name in ["conv_wgmma", "conv_wgmma_pair",
 # Files for one architecture only. All others are compiled for the first common one, and run on all later ones.
 ARCHITECTURES = {"conv_wgmma": ["90a"], "conv_wgmma_pair": ["90a"], "attention_wgmma": ["90a"]}
 COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
+# Machine code of it is of a PTX of its own, whose kernels wait for the launch before (`begin_launch`).
+DEPENDENT_ARCHITECTURE = "90"
 # Assembled to be checked only: such GPUs get the PTX.
 NOT_EMBEDDED = ["100"]
 # An entry of a bundle: its architecture (86 for 8.6, 0 for PTX), its bytes, and those of the zlib stream that follows.
@@ -54,13 +56,14 @@ def load_nvrtc():
     return ctypes.CDLL(str(libraries[0]))
 
 
-def compile_ptx(nvrtc, name, definitions):
+def compile_ptx(nvrtc, name, precision, architecture=None):
+    """The PTX for an architecture, by default the first of the file's."""
     source = (HERE / f"{name}.cu").read_bytes()
     program = ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, f"{name}.cu".encode(), 0, None, None):
         sys.exit("NVRTC does not start")
-    architecture = architectures(name)[0]
-    options = [f"--gpu-architecture=compute_{architecture}", "--std=c++17", f"--include-path={HERE}", *definitions]
+    target = f"--gpu-architecture=compute_{architecture or architectures(name)[0]}"
+    options = [target, "--std=c++17", f"--include-path={HERE}", *PRECISIONS[precision]]
     array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     status = nvrtc.nvrtcCompileProgram(program, len(options), array)
     size = ctypes.c_size_t()
@@ -77,11 +80,13 @@ def compile_ptx(nvrtc, name, definitions):
     return NEWER_HINT.sub(b"", ptx)  # without the final NUL, which newer assemblers refuse
 
 
-def assemble(path, architecture):
+def assemble(ptx, architecture):
     """Runs ptxas. Returns the machine code, (kernel, registers, static shared bytes) of each kernel, and faults."""
     ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
-    with tempfile.NamedTemporaryFile() as cubin:
-        command = [ptxas, "-v", f"-arch=sm_{architecture}", path, "-o", cubin.name]
+    with tempfile.NamedTemporaryFile() as cubin, tempfile.NamedTemporaryFile(suffix=".ptx") as text:
+        text.write(ptx)
+        text.flush()
+        command = [ptxas, "-v", f"-arch=sm_{architecture}", text.name, "-o", cubin.name]
         run = subprocess.run(command, capture_output=True, text=True)
         code = cubin.read()
     if run.returncode:
@@ -99,6 +104,21 @@ def assemble(path, architecture):
             shared = re.search(r"(\d+) bytes smem", line)
             usage.append((kernel, registers[1], shared[1] if shared else "0"))
     return code, usage, faults
+
+
+def assemble_all(nvrtc, name, precision, ptx):
+    """What `assemble` returns, by architecture."""
+    assembled = {}
+    for architecture in architectures(name):
+        own = architecture == DEPENDENT_ARCHITECTURE
+        source = compile_ptx(nvrtc, name, precision, architecture) if own else ptx
+        assembled[architecture] = assemble(source, architecture)
+        if architecture.startswith(DEPENDENT_ARCHITECTURE):
+            kernels = source.split(b".entry ")[1:]
+            waiting = [kernel for kernel in kernels if kernel.count(b"griddepcontrol.wait;") == 1]
+            if len(waiting) < len(kernels):
+                assembled[architecture][2].append("a kernel does not call begin_launch")
+    return assembled
 
 
 def ptx_path(name, precision):
@@ -146,9 +166,10 @@ def write(files):
         path, bundle = ptx_path(name, precision), bundle_path(name, precision)
         path.parent.mkdir(parents=True, exist_ok=True)
         bundle.parent.mkdir(parents=True, exist_ok=True)
-        ptx = compile_ptx(nvrtc, name, PRECISIONS[precision])
+        ptx = compile_ptx(nvrtc, name, precision)
         path.write_bytes(ptx)
-        entries = bundle_entries(ptx, {a: assemble(path, a)[0] for a in architectures(name) if a not in NOT_EMBEDDED})
+        assembled = assemble_all(nvrtc, name, precision, ptx)
+        entries = bundle_entries(ptx, {architecture: code for architecture, (code, _, _) in assembled.items()})
         if not holds(bundle, entries):
             bundle.write_bytes(pack(entries))
 
@@ -161,9 +182,9 @@ def check(files):
 
     def problems_of(name, precision):
         path = ptx_path(name, precision)
-        if not path.exists() or path.read_bytes() != compile_ptx(nvrtc, name, PRECISIONS[precision]):
+        if not path.exists() or path.read_bytes() != compile_ptx(nvrtc, name, precision):
             return [f"{precision}/{name}.ptx is stale; run compile.py"]
-        assembled = {architecture: assemble(path, architecture) for architecture in architectures(name)}
+        assembled = assemble_all(nvrtc, name, precision, path.read_bytes())
         codes = {architecture: code for architecture, (code, _, _) in assembled.items()}
         problems = [f"{precision}: {fault}" for _, _, faults in assembled.values() for fault in faults]
         if not holds(bundle_path(name, precision), bundle_entries(path.read_bytes(), codes)):
@@ -181,9 +202,11 @@ def check(files):
 
 def table(files):
     print("precision  arch    kernel              registers  static shared bytes")
+    nvrtc = load_nvrtc()
     for name, precision in files:
-        for architecture in architectures(name):
-            for kernel, registers, shared in assemble(ptx_path(name, precision), architecture)[1]:
+        assembled = assemble_all(nvrtc, name, precision, ptx_path(name, precision).read_bytes())
+        for architecture, (_, usage, _) in assembled.items():
+            for kernel, registers, shared in usage:
                 print(f"{precision:9}  sm_{architecture:4} {kernel:20}{registers:>9}  {shared:>19}")
 
 

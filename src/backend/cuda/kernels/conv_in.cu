@@ -274,15 +274,18 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_in(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<Output::PLAIN>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_in_norm(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<Output::NORM>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_in_silu(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<Output::NORM_SILU>(p);
 }

@@ -227,22 +227,26 @@ typedef BlockOf<Wide> WideBlock;
 typedef BlockOf<Narrow> NarrowBlock;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_mma(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<WideBlock, false, TapProducts<WideBlock>>(p);
 }
 
 #ifndef VVAE_FP32
 /// For the window Up.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_mma_up(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<WideBlock, false, ColumnProducts<WideBlock>>(p);
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_mma_partial(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<WideBlock, true, TapProducts<WideBlock>>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(NARROW_THREADS, BLOCKS_PER_SM)
     conv_mma_96(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve<NarrowBlock, false, TapProducts<NarrowBlock>>(p);
 }

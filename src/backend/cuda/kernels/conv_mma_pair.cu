@@ -327,15 +327,18 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve_pairs<PairWindow<Wide, 3>>(p);
 }
 
 /// For the window Up.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair_up(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve_pairs<PairWindow<Wide, 2>>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(NARROW_THREADS, 1)
     conv_mma_pair_96(const __grid_constant__ ConvParams p) {
+    begin_launch();
     convolve_pairs<PairWindow<Narrow, 3>>(p);
 }

@@ -147,6 +147,7 @@ __device__ __forceinline__ void finish_pixel(Shared& shared, const OutParams& p,
 
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1)
     CONV_OUT(const __grid_constant__ OutParams p) {
+    begin_launch();
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;

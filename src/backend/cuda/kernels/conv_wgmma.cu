@@ -67,6 +67,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
         fence_async_proxy();
     }
     __syncthreads();
+    begin_launch();
     if (warp < 4) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce_patches(p, shared);

@@ -83,6 +83,7 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) init_barriers(shared);
     cluster_sync();
+    begin_launch();
     if (warp < 4) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) produce_pair_patches(p, shared);

@@ -56,6 +56,7 @@ __device__ __forceinline__ uint4 pool_part(const u8* in, i64 next_column, i64 ne
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool(const __grid_constant__ PoolParams p) {
+    begin_launch();
     const int frame = blockIdx.y, part = p.part[frame];
     const bool clear = p.clear[frame];
     const u8* const from = p.from[frame];
@@ -113,6 +114,7 @@ __device__ __forceinline__ void load_addend(const AddParams& p, const u8* addend
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add(const __grid_constant__ AddParams p) {
+    begin_launch();
     const int frame = blockIdx.y;
     const u8 *const from = p.x[frame], *const addend = p.addend[frame];
     u8* const out = p.out[frame];

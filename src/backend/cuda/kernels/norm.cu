@@ -30,6 +30,7 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
 /// One block per group and frame. The frame's shape fixes the order of summation. A thread reads its records once and
 /// takes moments about the first of their means, so little cancels.
 extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid_constant__ FinalizeParams p) {
+    begin_launch();
     __shared__ float scratch[THREADS / 32];
     const int group = blockIdx.x, frame = blockIdx.y;
     const int rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS, cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
@@ -108,10 +109,12 @@ __device__ __forceinline__ void apply(const NormParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) norm_apply(const __grid_constant__ NormParams p) {
+    begin_launch();
     apply<false>(p);
 }
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) norm_silu(const __grid_constant__ NormParams p) {
+    begin_launch();
     apply<true>(p);
 }
 
@@ -173,10 +176,12 @@ __device__ __forceinline__ void apply_by_pixel(const NormParams& p) {
 }
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) norm_pixel(const __grid_constant__ NormParams p) {
+    begin_launch();
     apply_by_pixel<false>(p);
 }
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) norm_pixel_silu(const __grid_constant__ NormParams p) {
+    begin_launch();
     apply_by_pixel<true>(p);
 }
 
@@ -190,6 +195,7 @@ struct CopyParams {
 };
 
 extern "C" __global__ void __maxnreg__(CORESIDENT_REGISTERS) copy_rows(const __grid_constant__ CopyParams p) {
+    begin_launch();
     const u8* from = p.from[blockIdx.y];
     u8* to = p.to[blockIdx.y];
     const u32 step = gridDim.x * blockDim.x, units = p.units[blockIdx.y];
@@ -218,6 +224,7 @@ struct StatisticsParams {
 
 /// Statistics straight from a frame, for groups that are no multiple of 4 channels (small test models).
 extern "C" __global__ void __launch_bounds__(THREADS) norm_statistics(const __grid_constant__ StatisticsParams p) {
+    begin_launch();
     __shared__ float scratch[THREADS / 32];
     const int group = blockIdx.x, slot = p.slot[blockIdx.y], width = p.group_channels;
     const Element* in = reinterpret_cast<const Element*>(p.in + slot * p.slot_bytes) + group * width;

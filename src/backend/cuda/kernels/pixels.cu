@@ -80,6 +80,7 @@ struct LoadParams {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) load(const __grid_constant__ LoadParams p) {
+    begin_launch();
     const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (pixel >= static_cast<i64>(p.height) * p.width) return;
     const int top = static_cast<int>(pixel / p.width) * p.patch, left = static_cast<int>(pixel % p.width) * p.patch;
@@ -119,6 +120,7 @@ struct MappedLoadParams {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) load_mapped(const __grid_constant__ MappedLoadParams params) {
+    begin_launch();
     const LoadParams& p = params.load;
     const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (pixel >= static_cast<i64>(p.height) * p.width) return;
@@ -189,6 +191,7 @@ __device__ __forceinline__ float stored_value(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constant__ StoreParams p) {
+    begin_launch();
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
     const int y = index / p.into.width, x = index % p.into.width;
@@ -212,6 +215,7 @@ struct MappedStoreParams {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) store_mapped(const __grid_constant__ MappedStoreParams params) {
+    begin_launch();
     const StoreParams& p = params.store;
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
@@ -241,6 +245,7 @@ struct BlendParams {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) blend(const __grid_constant__ BlendParams p) {
+    begin_launch();
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int area_width = p.clear ? p.into_width : p.width, area_height = p.clear ? p.clear : p.height;
     if (index >= static_cast<i64>(area_height) * area_width) return;

@@ -10,7 +10,9 @@ use super::numbers::PlanReport;
 use super::operations::{op_frames, op_name};
 use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
-use crate::plan::{Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Schedule, Slot, Slots, Target, WeightArrivals};
+use crate::plan::{
+    Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Schedule, Slot, Slots, Target, WeightArrivals,
+};
 
 /// The most steps and rectangles that are shown. The rest of a longer job is like its last slices.
 const MAX_STEPS: usize = 4096;

@@ -132,8 +132,8 @@ impl Emitter {
         banded.collect()
     }
 
-    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own. Rematerialised
-    /// ones go nowhere.
+    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
+    /// Rematerialised ones go nowhere.
     fn banded_outputs(&self, of: &LayerOutputs, inputs: &Inputs, arenas: &mut Arenas) -> Vec<SlotRef> {
         let sizes = &self.facts.sizes.layers[of.layer];
         let statistics = |arenas: &mut Arenas| arenas.device.take(self.facts.sizes.statistics, SlotKind::Packed);
@@ -159,7 +159,8 @@ impl Emitter {
         outputs
     }
 
-    /// How a layer computes these output frames again from its `inputs`, which end with the same frame if it has a norm.
+    /// How a layer computes these output frames again from its `inputs`. If it has a norm, both end with the same
+    /// frame.
     pub fn rematerialised_by(&self, layer: LayerId, frames: Range<u64>, inputs: &FrameQueue) -> Rematerialise<Slots> {
         let facts = &self.facts.network.layers[layer];
         let has_norm = facts.layout.prologue != Prologue::None;

@@ -43,7 +43,8 @@ impl FrameQueue {
 /// What a layer keeps of earlier frames. Its policy and its sizes say which of it.
 #[derive(Debug, Clone)]
 pub struct LayerCache {
-    /// Whole input frames on the device. The first layer of a stage also queues its input here until a chunk is complete.
+    /// Whole input frames on the device. The first layer of a stage also queues its input here until a chunk is
+    /// complete.
     pub inputs: FrameQueue,
     /// Products of earlier input frames in place of the frames.
     pub partial_sums: Option<Slot>,

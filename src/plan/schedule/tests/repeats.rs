@@ -93,7 +93,8 @@ fn rehearsals_do_not_grow_with_work_items() {
             let tiles = Some(TileSize { height: size, width: size, overlap: 0, spacing: Spacing::Even });
             let spec = spec(&request, policy, tiles, ItemOrder::SliceBySlice);
             let target = FUSED.target();
-            rehearsed(Schedule::new(Purpose::Rehearsal, spec, None, Arenas::default(), &target), None, Some(4), &target).1
+            rehearsed(Schedule::new(Purpose::Rehearsal, spec, None, Arenas::default(), &target), None, Some(4), &target)
+                .1
         };
         let (few, many) = (ops(3, 16), ops(256, 8));
         assert!(many < 4 * few, "{many} against {few}");

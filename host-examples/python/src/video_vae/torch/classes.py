@@ -150,16 +150,6 @@ class AutoencoderKLSeedVR2(Autoencoder):
         return Config(fields)
 
 
-CLASSES: tuple[type[Autoencoder], ...] = (
-    AutoencoderKL,
-    AutoencoderKLFlux2,
-    AutoencoderKLWan,
-    AutoencoderKLQwenImage,
-    AutoencoderKLQwenImage21,
-    AutoencoderKLSeedVR2,
-)
-
-
 def _image_sizes(model: Model, header: Header) -> dict[str, Any]:
     """Sizes under diffusers' names. LDM and diffusers name the tensors differently."""
     levels = header.matching(r"encoder\.down(?:_blocks)?\.(\d+)\.(?:block|resnets)\.0\.conv1\.weight")

@@ -82,6 +82,13 @@ class Autoencoder(torch.nn.Module):
     packed: ClassVar[bool] = False
     """Whether the diffusion model packs pixels of latents into channels."""
     progress: Progress = None
+    _classes: ClassVar[list[type[Autoencoder]]] = []
+    """Those that say what they are for."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "families" in vars(cls):
+            Autoencoder._classes.append(cls)
 
     def __init__(
         self,
@@ -301,9 +308,7 @@ class Autoencoder(torch.nn.Module):
 
     def _check_model(self, model: Model) -> None:
         if not self._is_for(model):
-            from .classes import CLASSES
-
-            names = " or ".join(other.__name__ for other in CLASSES if other._is_for(model))
+            names = " or ".join(other.__name__ for other in self._classes if other._is_for(model))
             raise CheckpointError(f"{self._weights}: {type(self).__name__} is for other checkpoints; use {names}")
 
     def _check_parameters(self, parameters: dict[str, Any]) -> None:

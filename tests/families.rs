@@ -312,6 +312,10 @@ fn by_numbers(desc: &vvae_model_desc, raw: &Buffer) -> Vec<f64> {
         unsafe { std::slice::from_raw_parts(values, desc.statistics_count as usize) }
     };
     let (means, deviations) = (statistics(desc.latent_means), statistics(desc.latent_deviations));
+    let scaled = |channel: usize, z: f64| match means.get(channel) {
+        Some(mean) => (z - mean) / deviations[channel],
+        None => (z - desc.latent_shift) * desc.latent_scale,
+    };
     let [_, channels, frames, rows, columns] = raw.shape.map(|length| length as usize);
     let side = desc.packing as usize;
     let mut packed = Vec::new();
@@ -320,11 +324,7 @@ fn by_numbers(desc: &vvae_model_desc, raw: &Buffer) -> Vec<f64> {
         for pixel in 0..frames * (rows / side) * (columns / side) {
             let (line, x) = (pixel / (columns / side), pixel % (columns / side));
             let at = (from * frames * rows + line * side + row) * columns + x * side + column;
-            let z = f64::from(raw.f32()[at]);
-            packed.push(match means.get(channel) {
-                Some(mean) => (z - mean) / deviations[channel],
-                None => (z - desc.latent_shift) * desc.latent_scale,
-            });
+            packed.push(scaled(channel, f64::from(raw.f32()[at])));
         }
     }
     packed

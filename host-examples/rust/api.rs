@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 
 // Only types and constants: what the header says, in Rust. Every function comes from the opened library.
 pub use video_vae::capi::{
-    VVAE_ABI_MAJOR, VVAE_ABI_VERSION, VVAE_AGAIN, VVAE_DEVICE_CPU, VVAE_DEVICE_CUDA, VVAE_DTYPE_BF16, VVAE_DTYPE_F16,
-    VVAE_DTYPE_F32, VVAE_DTYPE_U8, VVAE_DTYPE_U16, VVAE_END, VVAE_OK, VVAE_PARAM_BOOL, VVAE_PARAM_BYTES,
-    VVAE_PARAM_CHOICE, VVAE_PARAM_FLOAT, VVAE_PARAM_HAS_AUTO, VVAE_PARAM_HAS_RANGE, VVAE_PARAM_INT, VVAE_PARAM_TEXT,
-    VVAE_PORT_INPUT, vvae, vvae_create_info, vvae_device_desc, vvae_handle_device_info, vvae_memory_info,
-    vvae_model_desc, vvae_node_desc, vvae_param_desc, vvae_plan_info, vvae_port_desc, vvae_run_info, vvae_run_report,
-    vvae_stream, vvae_tensor,
+    VVAE_ABI_MAJOR, VVAE_ABI_MINOR, VVAE_ABI_VERSION, VVAE_AGAIN, VVAE_DEVICE_CPU, VVAE_DEVICE_CUDA, VVAE_DTYPE_BF16,
+    VVAE_DTYPE_F16, VVAE_DTYPE_F32, VVAE_DTYPE_U8, VVAE_DTYPE_U16, VVAE_END, VVAE_OK, VVAE_PARAM_BOOL,
+    VVAE_PARAM_BYTES, VVAE_PARAM_CHOICE, VVAE_PARAM_FLOAT, VVAE_PARAM_HAS_AUTO, VVAE_PARAM_HAS_RANGE, VVAE_PARAM_INT,
+    VVAE_PARAM_TEXT, VVAE_PORT_INPUT, vvae, vvae_create_info, vvae_device_desc, vvae_handle_device_info,
+    vvae_memory_info, vvae_model_desc, vvae_node_desc, vvae_param_desc, vvae_plan_info, vvae_port_desc, vvae_run_info,
+    vvae_run_report, vvae_stream, vvae_tensor,
 };
 
 use crate::Result;
@@ -89,10 +89,12 @@ fn open() -> Result<Api> {
         .map_err(|why| format!("{} cannot be opened ({why}); build it with: cargo build --release", path.display()))?;
     let api = Api::resolve(Box::leak(Box::new(library)), path)?;
     // SAFETY: takes nothing.
-    let major = unsafe { (api.vvae_abi_version)() } >> 16;
-    if major != VVAE_ABI_MAJOR {
+    let version = unsafe { (api.vvae_abi_version)() };
+    let (major, minor) = (version >> 16, version & 0xFFFF);
+    if major != VVAE_ABI_MAJOR || minor < VVAE_ABI_MINOR {
         return Err(format!(
-            "{} speaks ABI {major}, this command {VVAE_ABI_MAJOR}; build both from one source",
+            "{} has ABI {major}.{minor}; this command needs {VVAE_ABI_MAJOR}.{VVAE_ABI_MINOR} or a later \
+             {VVAE_ABI_MAJOR}.x; build both from one source",
             api.path.display()
         ));
     }

@@ -18,32 +18,21 @@ pub struct DeviceInfo {
     pub compute_capability: (u32, u32),
 }
 
-/// A device that Vulkan lists.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VulkanDeviceInfo {
-    pub info: DeviceInfo,
-    /// A card of its own with a matrix unit that kernels use. Others have to be named.
-    pub is_for_auto: bool,
-}
-
 /// All devices that can be used here. The first is what `auto` means. A card that both APIs list is listed once.
 pub fn devices() -> Vec<DeviceInfo> {
-    in_order(cuda_devices(), vulkan_devices(), cpu())
+    in_order(cuda_devices(), cpu(), vulkan_devices())
 }
 
-/// What `auto` means. Vulkan is not asked where there is a CUDA device.
+/// What `auto` means: a CUDA device, else the CPU. A device of Vulkan has to be named, until a card has run its
+/// kernels.
 pub fn best_device() -> TensorDevice {
-    let cuda = cuda_devices();
-    let vulkan = if cuda.is_empty() { vulkan_devices() } else { Vec::new() };
-    in_order(cuda, vulkan, cpu())[0].place
+    cuda_devices().first().map_or(TensorDevice::Cpu, |info| info.place)
 }
 
-/// CUDA devices, those of Vulkan that `auto` may take, the CPU, and the others of Vulkan.
-fn in_order(cuda: Vec<DeviceInfo>, mut vulkan: Vec<VulkanDeviceInfo>, cpu: DeviceInfo) -> Vec<DeviceInfo> {
-    vulkan.retain(|device| cuda.iter().all(|known| known.uuid != device.info.uuid));
-    let (for_auto, named): (Vec<_>, Vec<_>) = vulkan.into_iter().partition(|device| device.is_for_auto);
-    let infos = |devices: Vec<VulkanDeviceInfo>| devices.into_iter().map(|device| device.info);
-    cuda.into_iter().chain(infos(for_auto)).chain([cpu]).chain(infos(named)).collect()
+fn in_order(cuda: Vec<DeviceInfo>, cpu: DeviceInfo, vulkan: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
+    let others = vulkan.into_iter().filter(|info| cuda.iter().all(|known| known.uuid != info.uuid));
+    let others: Vec<_> = others.collect();
+    cuda.into_iter().chain([cpu]).chain(others).collect()
 }
 
 #[cfg(feature = "cuda")]
@@ -58,12 +47,12 @@ pub fn cuda_devices() -> Vec<DeviceInfo> {
 }
 
 #[cfg(feature = "vulkan")]
-fn vulkan_devices() -> Vec<VulkanDeviceInfo> {
+fn vulkan_devices() -> Vec<DeviceInfo> {
     super::vulkan::devices()
 }
 
 #[cfg(not(feature = "vulkan"))]
-fn vulkan_devices() -> Vec<VulkanDeviceInfo> {
+fn vulkan_devices() -> Vec<DeviceInfo> {
     Vec::new()
 }
 
@@ -135,28 +124,26 @@ mod tests {
         device(TensorDevice::Cuda(index), uuid)
     }
 
-    fn vulkan(index: u32, uuid: &str, is_for_auto: bool) -> VulkanDeviceInfo {
-        VulkanDeviceInfo { info: device(TensorDevice::Vulkan(index), uuid), is_for_auto }
+    fn vulkan(index: u32, uuid: &str) -> DeviceInfo {
+        device(TensorDevice::Vulkan(index), uuid)
     }
 
-    fn places(cuda: Vec<DeviceInfo>, vulkan: Vec<VulkanDeviceInfo>) -> Vec<TensorDevice> {
-        in_order(cuda, vulkan, device(TensorDevice::Cpu, "")).into_iter().map(|info| info.place).collect()
+    fn places(cuda: Vec<DeviceInfo>, vulkan: Vec<DeviceInfo>) -> Vec<TensorDevice> {
+        in_order(cuda, device(TensorDevice::Cpu, ""), vulkan).into_iter().map(|info| info.place).collect()
     }
 
     #[test]
-    fn auto_takes_cuda_then_a_card_with_matrices_then_the_cpu() {
+    fn cuda_comes_first_and_devices_of_vulkan_last() {
         use TensorDevice::{Cpu, Cuda, Vulkan};
-        let integrated_and_card = || vec![vulkan(0, "a", false), vulkan(1, "b", true)];
+        let found = || vec![vulkan(0, "a"), vulkan(1, "b")];
         assert_eq!(places(Vec::new(), Vec::new()), [Cpu]);
-        assert_eq!(places(Vec::new(), vec![vulkan(0, "a", false)]), [Cpu, Vulkan(0)]);
-        assert_eq!(places(Vec::new(), integrated_and_card()), [Vulkan(1), Cpu, Vulkan(0)]);
-        assert_eq!(places(vec![cuda(0, "c")], integrated_and_card()), [Cuda(0), Vulkan(1), Cpu, Vulkan(0)]);
+        assert_eq!(places(Vec::new(), found()), [Cpu, Vulkan(0), Vulkan(1)]);
+        assert_eq!(places(vec![cuda(0, "c")], found()), [Cuda(0), Cpu, Vulkan(0), Vulkan(1)]);
     }
 
     #[test]
     fn a_card_of_both_apis_is_listed_once() {
         use TensorDevice::{Cpu, Cuda, Vulkan};
-        let (found, listed) = (vec![cuda(0, "a")], vec![vulkan(0, "a", true), vulkan(1, "b", true)]);
-        assert_eq!(places(found, listed), [Cuda(0), Vulkan(1), Cpu]);
+        assert_eq!(places(vec![cuda(0, "a")], vec![vulkan(0, "a"), vulkan(1, "b")]), [Cuda(0), Cpu, Vulkan(1)]);
     }
 }

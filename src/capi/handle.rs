@@ -45,8 +45,8 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
                     info.progress
                         .is_some_and(|tell| unsafe { tell(info.progress_user, done, total, c"check".as_ptr()) } != 0)
                 })?;
-                let session = exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults())?;
-                Ok((session, ModelFacts::of(&checkpoint)?))
+                let facts = ModelFacts::of(&checkpoint)?;
+                Ok((exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults())?, facts))
             })
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));

@@ -1,4 +1,4 @@
-//! A model on a device, as planning sees it. Must not know weights, memory and runs.
+//! A model on a device, as planning sees it. Must not know weights, memory or runs.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -42,17 +42,18 @@ impl<D: DeviceFacts> DeviceModel<D> {
         &self.networks[direction as usize]
     }
 
-    /// What bits depend on, beside the input.
+    /// How the device computes: its arithmetic and its precision.
     pub fn arithmetic(&self) -> String {
         format!("{} in {}", self.device.arithmetic(), self.device.precision().name())
     }
 
-    /// Runs `work` on as many threads as the host allows: the device's own, if it computes with some.
+    /// Runs `work` on the device's own threads, if it computes with some; else on at most as many as the settings
+    /// allow.
     pub fn with_threads<R>(&self, settings: &Settings, work: impl FnOnce() -> R) -> R {
         thread_pool::with_threads(self.device.pool(), settings.threads, work)
     }
 
-    /// The device, as the planner sees it. Rates that the host gives count before those of `profile`.
+    /// The device, as the planner sees it. Rates that the host gives replace those of `profile`.
     pub fn target<'a>(&'a self, mut profile: DeviceProfile, settings: &Settings, cancel: &'a AtomicBool) -> Target<'a> {
         profile.rates = settings.rates.or(profile.rates);
         Target::new(profile, self.device.sizes(), self.networks[0].norm.groups()).with_cancel(cancel)

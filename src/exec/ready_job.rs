@@ -40,7 +40,7 @@ impl<B: Backend> ReadyJob<B> {
         self.network().direction
     }
 
-    /// Runs the operations that a call with these tensors can run.
+    /// A runner for a call with these tensors, and the schedule whose operations it runs.
     pub fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
         let runner = Runner {
             backend: &*self.backend,
@@ -55,7 +55,7 @@ impl<B: Backend> ReadyJob<B> {
         (runner, &mut self.schedule)
     }
 
-    /// The host's stream, if a call may return before its work is done: only where all tensors are on the device.
+    /// The host's stream, if the call may return before its work is done: all its tensors are on this job's device.
     pub fn stream_for(&self, stream: Option<HostStream>, tensors: &[Option<&View>]) -> Option<HostStream> {
         let on_device = |view: &&View| view.device() == self.place && self.place != TensorDevice::Cpu;
         stream.filter(|_| tensors.iter().flatten().all(on_device))
@@ -65,7 +65,7 @@ impl<B: Backend> ReadyJob<B> {
         self.backend.begin(&mut self.workspace.memory, stream)
     }
 
-    /// Runs all of a call.
+    /// Runs a whole call. Streams drive their own runner: see `exec/stream.rs`.
     pub fn drive(&mut self, call: &Call, control: &mut Control) -> Result<()> {
         let (network, cone) = (Arc::clone(self.network()), Arc::clone(&self.schedule.spec().cone));
         let total = work(self.schedule.spec(), cone.first_input + call.input.shape().frames);
@@ -86,8 +86,8 @@ impl<B: Backend> ReadyJob<B> {
         Ok(())
     }
 
-    /// Ends a call. What it met, if that is known: work on the host's stream may still be running. It is waited for if
-    /// `precision=auto` may learn from it, or if non-finite values are errors.
+    /// Ends a call. Returns the non-finite values that it met; `None` where work on the host's stream may still run.
+    /// That work is waited for only if `precision=auto` may learn from it, or if such values are errors.
     pub fn finish(&mut self, stream: Option<HostStream>) -> Result<Option<NonFinite>> {
         let waits = self.settings.on_nonfinite == OnNonFinite::Fail
             || self.auto.waits(self.direction(), &self.settings, self.backend.precision());
@@ -96,7 +96,8 @@ impl<B: Backend> ReadyJob<B> {
         Ok(stream.is_none().then(|| self.backend.take_nonfinite(&mut self.workspace.memory)))
     }
 
-    /// Nothing touches the host's tensors any more, or only in the order of its stream.
+    /// Ends a call without asking for non-finite values. Afterwards nothing touches the host's tensors, or only in the
+    /// order of its stream.
     pub fn end(&mut self, stream: Option<HostStream>) -> Result<()> {
         self.backend.finish(&mut self.workspace.memory, stream)?;
         let Some(trace) = &self.settings.trace else { return Ok(()) };

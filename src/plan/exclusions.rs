@@ -1,15 +1,18 @@
-//! Choices that exclude each other. The search asks before it makes one; tests hold every plan against the table.
+//! Choices that exclude each other. The search asks where a choice could break a line; tests hold plans against the
+//! table.
 
 use super::policy::{Form, LayerPolicy, MIN_MATERIALISED_HIDDEN, Memory, Placement};
 
-/// The choices for a layer, and what they are judged by.
+/// What a layer does, and the facts that decide whether it may.
 #[derive(Debug, Clone, Copy)]
 pub struct Choices {
+    /// What was chosen for the layer.
     pub own: LayerPolicy,
     /// Frames of a whole chunk.
     pub chunk: u64,
-    /// Whether it is the first layer of its stage, and whether no stage has more pixels.
+    /// Whether it is the first layer of its stage.
     pub is_head: bool,
+    /// Whether no stage has more pixels than its own.
     pub is_largest: bool,
     pub keeps_partial_sums: bool,
     /// Whether frames are rematerialised for it.
@@ -80,7 +83,7 @@ pub const EXCLUSIONS: [Exclusion; 9] = [
 ];
 
 impl Choices {
-    /// Of a layer in the middle of a network of which nothing else is known.
+    /// With every other fact such that it excludes nothing. Callers set the facts that they ask about.
     pub fn of(own: LayerPolicy) -> Choices {
         Choices {
             own,

@@ -32,7 +32,7 @@ impl Placement {
     pub const HOST: Placement = Placement::Columns { resident_shares: 0 };
     pub const RESIDENT: Placement = Placement::Columns { resident_shares: Placement::SHARES };
 
-    /// The fewest shares that keep this part of each row resident, or more. Rows are split at multiples of `step`.
+    /// The fewest shares that keep at least this part of each row resident. Rows are split at multiples of `step`.
     pub fn shares_for(part: f64, width: u64, step: u64) -> u8 {
         let columns = (part * width as f64 / step as f64).ceil() as u64 * step;
         let shares = (columns * u64::from(Placement::SHARES)).div_ceil(width.max(1));
@@ -50,6 +50,7 @@ impl Placement {
             Placement::Columns { resident_shares } => {
                 SplitColumns::new(width, width * u64::from(resident_shares) / u64::from(Placement::SHARES), step)
             }
+            // The value is not stored, so nothing is split.
             Placement::Recomputed => SplitColumns::all_resident(width),
         }
     }
@@ -60,7 +61,8 @@ impl Placement {
 pub enum Form {
     /// On whole frames. Its cache is resident.
     Whole,
-    /// In bands of rows. Its normalised input never exists whole on the device.
+    /// In bands of rows. Fresh input is normalised band by band, never whole; frames of its cache may be stored
+    /// normalised.
     Banded,
 }
 
@@ -78,7 +80,8 @@ pub struct LayerPolicy {
     pub cache: Placement,
     /// Where its output frames lie within a chunk.
     pub output: Memory,
-    /// Of a whole chunk, the last output frames that are [recomputed](Placement::Recomputed) instead.
+    /// How many output frames at the end of a whole chunk are rematerialised: between operations they lie nowhere, as
+    /// under [`Placement::Recomputed`].
     pub rematerialised: u64,
     pub weights: Memory,
 }
@@ -101,7 +104,7 @@ impl LayerPolicy {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulePolicy {
-    /// Input frames per slice. The first slice has one more.
+    /// Input frames per slice. The first slice may have one more, or fewer.
     pub slice: u64,
     /// Frames that each stage computes at a time.
     pub chunks: Vec<u64>,
@@ -114,7 +117,7 @@ impl SchedulePolicy {
         SchedulePolicy { slice, chunks, layers: vec![LayerPolicy::RESIDENT; network.layers.len()] }
     }
 
-    /// The same with so many outputs of a stage's head materialised in a chunk.
+    /// The same with `frames` outputs of a stage's head materialised in a chunk, the others rematerialised.
     pub fn with_materialised(&self, network: &Network, stage: usize, frames: u64) -> SchedulePolicy {
         let mut policy = self.clone();
         policy.layers[network.stages[stage].head()].rematerialised = self.chunks[stage] - frames;

@@ -136,7 +136,7 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
     let complete = schedule.walk(feed, |arenas, op, is_settled| {
         recorder.record(op, arenas);
         recorder.chunk += u64::from(is_settled);
-        !(is_settled && recorder.is_full()) && !target.is_cancelled()
+        !(is_settled && recorder.is_full() || target.is_cancelled())
     });
     let regions = regions(plan);
     let rectangles = recorder.finish(schedule.arenas(), complete, &regions);

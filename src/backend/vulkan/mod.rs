@@ -20,7 +20,7 @@ use self::host_memory::HostMemory;
 use self::launch::Launcher;
 use self::weights::WeightOrder;
 use super::gpu::{GpuBackend, LaunchLimit};
-use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, VulkanDeviceInfo, WeightStorage};
+use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, Rates, Sizes, TensorDevice, WeightPart};
 
@@ -80,23 +80,21 @@ fn estimated_rates(context: &Context, precision: Precision) -> Rates {
 }
 
 /// The devices that can be used, without those that are the CPU: they are opened by name alone.
-pub fn devices() -> Vec<VulkanDeviceInfo> {
+pub fn devices() -> Vec<DeviceInfo> {
     let all = Instance::get().and_then(Instance::physical_devices).unwrap_or_default();
     let usable =
         (0..).zip(all).filter(|(_, device)| device.kind != vk::PhysicalDeviceType::CPU && device.check().is_ok());
     usable
         .map(|(index, device)| {
             let (memory_total, memory_free) = device.heap_bytes().unwrap_or((0, 0));
-            let is_card = device.kind == vk::PhysicalDeviceType::DISCRETE_GPU;
-            let info = DeviceInfo {
+            DeviceInfo {
                 place: TensorDevice::Vulkan(index),
                 memory_total,
                 memory_free,
                 uuid: dashed(device.uuid),
                 compute_capability: (0, 0),
                 name: device.name,
-            };
-            VulkanDeviceInfo { info, is_for_auto: is_card && device.has_matrices }
+            }
         })
         .collect()
 }

@@ -16,7 +16,7 @@ use crate::model::geometry::Direction;
 pub struct LatentFacts {
     /// Of the published model; empty if a configuration beside the checkpoint has numbers of its own.
     pub name: &'static str,
-    /// Pixels of latent that are one in the host's tensors, in rows and columns alike.
+    /// Side of the square of the network's latent pixels that is one pixel of the host's tensors.
     pub packing: u64,
     pub values: LatentValues,
 }
@@ -63,7 +63,7 @@ fn values(checkpoint: &Checkpoint, name: &str) -> Result<Vec<f64>> {
 /// What happens to latents on the way to the host, and back.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentMaps {
-    /// Pixels of latent that are one in the host's tensors, in rows and columns alike.
+    /// Side of the square of the network's latent pixels that is one pixel of the host's tensors.
     pub packing: u64,
     /// One for all channels, or one for each channel of the host's tensors.
     out: Vec<Affine>,
@@ -76,8 +76,8 @@ impl LatentMaps {
         LatentMaps::scaled(1, &[factor], &[0.0])
     }
 
-    /// As a published model has them: the one of this name, or what the checkpoint says. The checkpoint may have
-    /// statistics.
+    /// As a published model has them: the one called `name`. Without a name: the only one that has these tensors, or
+    /// what `config.json` beside the checkpoint says. Some checkpoints have mean and variance as tensors.
     pub fn of_model(file: &CheckpointFile, name: Option<&str>) -> Result<LatentMaps> {
         let format = format(name, &file.model, &file.path)?;
         let facts = LatentFacts::new(format, |name| values(&file.open()?, name))?;
@@ -94,7 +94,7 @@ impl LatentMaps {
     fn scaled(packing: u64, scales: &[f64], shifts: &[f64]) -> LatentMaps {
         let both = || scales.iter().zip(shifts);
         let out = |(scale, shift): (&f64, &f64)| Affine { mul: *scale as f32, add: (0.0 - shift * scale) as f32 };
-        // The reciprocal of what multiplies on the way out, so that a round trip gives the same latents.
+        // The reciprocal of the rounded factor, so that a round trip changes latents by rounding alone.
         let back = |(scale, shift): (&f64, &f64)| Affine { mul: 1.0 / *scale as f32, add: *shift as f32 };
         LatentMaps { packing, out: both().map(out).collect(), back: both().map(back).collect() }
     }
@@ -103,7 +103,7 @@ impl LatentMaps {
         if direction == Direction::Encode { &self.out } else { &self.back }
     }
 
-    /// The map of all channels.
+    /// The map of all channels, where [`LatentMaps::channels`] is `None`.
     pub fn map(&self, direction: Direction) -> Affine {
         self.maps(direction)[0]
     }
@@ -115,7 +115,7 @@ impl LatentMaps {
     }
 }
 
-/// The latents of the diffusion model that the checkpoint belongs to. `asked`: the setting `latent_format`.
+/// The format that the setting `latent_format` (`asked`) or the checkpoint stands for.
 fn format(asked: Option<&str>, model: &Model, path: &Path) -> Result<LatentFormat> {
     let formats = &model.latents[..];
     let fitting = || formats.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
@@ -129,7 +129,7 @@ fn format(asked: Option<&str>, model: &Model, path: &Path) -> Result<LatentForma
             format!("latent_format: {asked} has other tensors than this checkpoint; it may be {}", fitting())
         }
         (None, []) => {
-            "latents: model, but no published model has latents as this checkpoint; set latents to raw".into()
+            "latents: model, but no published model has latents like this checkpoint's; set latents to raw".into()
         }
         (None, _) => format!(
             "latents: model, but the checkpoint's tensors fit several models; set latent_format to one of {}, or put \

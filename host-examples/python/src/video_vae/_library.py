@@ -48,9 +48,11 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.vvae_abi_version.restype = ctypes.c_uint32
     version = loaded.vvae_abi_version()
-    if version >> 16 != _abi.VVAE_ABI_MAJOR:
+    major, minor = version >> 16, version & 0xFFFF
+    if major != _abi.VVAE_ABI_MAJOR or minor < _abi.VVAE_ABI_MINOR:
         raise ImportError(
-            f"{path} has ABI {version >> 16}.{version & 0xFFFF}; this package needs {_abi.VVAE_ABI_MAJOR}.x"
+            f"{path} has ABI {major}.{minor}; this package needs {_abi.VVAE_ABI_MAJOR}.{_abi.VVAE_ABI_MINOR} or a later "
+            f"{_abi.VVAE_ABI_MAJOR}.x"
         )
     for name, (result, arguments) in _abi.SIGNATURES.items():
         function = getattr(loaded, name)

@@ -1,6 +1,5 @@
 //! Compiled kernels on disk, one file for each driver and card. A damaged file, or one of another driver, is as none.
 
-use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,7 +59,8 @@ impl Drop for PipelineCache {
 
 /// The user's folder for caches; `None` if the environment does not say.
 fn folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty()).map(PathBuf::from);
+    // A relative path would make a folder wherever the program runs.
+    let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let usual = || Some(set("HOME")?.join(".cache"));
     let caches = if cfg!(windows) { set("LOCALAPPDATA") } else { set("XDG_CACHE_HOME").or_else(usual) };
     Some(caches?.join("video-vae"))

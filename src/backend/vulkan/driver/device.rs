@@ -50,12 +50,14 @@ impl Device {
         if index as usize >= all.len() {
             return Err(Error::Device(format!("there are {} Vulkan devices, from 0 on", all.len())));
         }
-        let physical = all.swap_remove(index as usize);
+        let mut physical = all.swap_remove(index as usize);
         physical.check()?;
         // SAFETY: the device is of this instance.
         let families = unsafe { instance.raw.get_physical_device_queue_family_properties(physical.handle) };
         let (compute, copy) = queue_families(&families)
             .ok_or_else(|| Error::Device(format!("{} has no Vulkan queue that computes", physical.name)))?;
+        // Blocks are bound in the queue that computes.
+        physical.sparse &= families[compute as usize].queue_flags.contains(vk::QueueFlags::SPARSE_BINDING);
         let chosen: Vec<(u32, u32)> = [Some(compute), copy]
             .into_iter()
             .flatten()

@@ -101,6 +101,8 @@ struct Submitted {
     waits: Vec<Mark>,
     open: Option<Commands>,
     in_flight: VecDeque<InFlight>,
+    /// Of work that was given to the device for somebody else.
+    failure: Option<Error>,
     /// For each role, if it was used.
     pools: [Option<vk::CommandPool>; 2],
     free: [Vec<vk::CommandBuffer>; 2],
@@ -109,6 +111,7 @@ struct Submitted {
 impl Submitted {
     /// Gives what is recorded to the device.
     fn submit(&mut self, context: &Context) -> Result<()> {
+        self.tell_failure()?;
         let commands = self.open.take();
         if commands.is_none() && self.waits.is_empty() {
             return Ok(());
@@ -119,10 +122,24 @@ impl Submitted {
             waits.push((Arc::clone(&self.timeline), self.last));
         }
         let number = self.last + 1;
-        self.submit_to(context, role, commands.as_ref().map(|commands| commands.buffer), &waits, number)?;
+        let given = self.submit_to(context, role, commands.as_ref().map(|commands| commands.buffer), &waits, number);
+        if given.is_err() {
+            commands.into_iter().for_each(|commands| self.take_back(context, commands));
+            return given;
+        }
         (self.last, self.last_role) = (number, role);
         self.in_flight.push_back(InFlight { number, commands, _waits: waits });
         Ok(())
+    }
+
+    fn tell_failure(&mut self) -> Result<()> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Takes back the buffer and the memory of commands that do not run, or have run.
+    fn take_back(&mut self, context: &Context, commands: Commands) {
+        self.free[commands.role as usize].push(commands.buffer);
+        context.parameters.lock().extend(commands.parameters);
     }
 
     fn submit_to(
@@ -165,19 +182,15 @@ impl Submitted {
         }
         let reached = self.timeline.reached()?;
         while self.in_flight.front().is_some_and(|first| first.number <= reached) {
-            let Some(Commands { role, buffer, parameters, .. }) =
-                self.in_flight.pop_front().and_then(|first| first.commands)
-            else {
-                continue;
-            };
-            self.free[role as usize].push(buffer);
-            context.parameters.lock().extend(parameters);
+            let done = self.in_flight.pop_front().and_then(|first| first.commands);
+            done.into_iter().for_each(|commands| self.take_back(context, commands));
         }
         Ok(())
     }
 
     /// The commands being recorded, for this role.
     fn record(&mut self, context: &Context, role: Role) -> Result<&mut Commands> {
+        self.tell_failure()?;
         if self.open.as_ref().is_some_and(|open| open.role != role || open.recorded >= MOST_RECORDED) {
             self.submit(context)?;
         }
@@ -224,7 +237,8 @@ impl Submitted {
 impl OpenQueue for Mutex<Submitted> {
     /// A failure is told to whoever uses the queue next.
     fn submit(&self, context: &Context) {
-        let _ = self.lock().submit(context);
+        let mut state = self.lock();
+        state.failure = state.submit(context).err();
     }
 }
 
@@ -288,6 +302,7 @@ impl VulkanQueue {
             waits: Vec::new(),
             open: None,
             in_flight: VecDeque::new(),
+            failure: None,
             pools: [None; 2],
             free: [Vec::new(), Vec::new()],
         }));
@@ -312,10 +327,12 @@ impl VulkanQueue {
         if !self.context.device.queues(role).has_clock {
             return put();
         }
-        let [start, end] = spans.queries(lane)?;
+        let [start, end] = spans.queries()?;
         self.stamp(role, start)?;
         put()?;
-        self.stamp(role, end)
+        self.stamp(role, end)?;
+        spans.note(lane, [start, end]);
+        Ok(())
     }
 
     /// Tells a recorder what the device's clock shows now.
@@ -326,7 +343,7 @@ impl VulkanQueue {
                 self.context.device.physical.name
             )));
         }
-        let [start, end] = spans.queries("")?;
+        let [start, end] = spans.queries()?;
         self.stamp(Role::Compute, start)?;
         self.stamp(Role::Compute, end)?;
         self.synchronise()?;

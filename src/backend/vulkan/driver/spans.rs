@@ -58,18 +58,20 @@ impl SpanRecorder {
     }
 
     /// Queries for the start and the end of a span.
-    pub fn queries(&self, lane: &'static str) -> Result<[Query; 2]> {
+    pub fn queries(&self) -> Result<[Query; 2]> {
         let mut state = self.state.lock();
-        let queries = [state.query(&self.context)?, state.query(&self.context)?];
-        state.noted.push(Noted { op: self.op.load(Ordering::Relaxed), lane, queries });
-        Ok(queries)
+        Ok([state.query(&self.context)?, state.query(&self.context)?])
+    }
+
+    /// Notes a span whose queries are both in the queue. Whoever asks for its times waits for them.
+    pub fn note(&self, lane: &'static str, queries: [Query; 2]) {
+        self.state.lock().noted.push(Noted { op: self.op.load(Ordering::Relaxed), lane, queries });
     }
 
     /// Says that the clock has just passed a query.
     pub fn set_origin(&self, query: Query) -> Result<()> {
         let now = Instant::now();
         *self.origin.lock() = Some((self.ticks(query)?, now));
-        self.state.lock().noted.clear();
         Ok(())
     }
 

@@ -46,6 +46,7 @@ Header pam_header(std::istream &in) {
         if (word == "MAXVAL") most = header_number(in);
         in.ignore(1 << 20, '\n');
     }
+    in.get(); // the end of ENDHDR's line
     return most == 255 ? header : Header{0, 0, 0};
 }
 

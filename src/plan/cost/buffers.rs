@@ -1,7 +1,5 @@
 //! Buffers that operations need beside their frames: scratch and band buffers.
 
-use std::collections::{HashMap, HashSet};
-
 use super::sizes::Target;
 use crate::ir::{BandPart, BandShape, BandedConvOp, ConvLayout, FrameShape, LayerId, Location, Op};
 
@@ -9,16 +7,17 @@ use crate::ir::{BandPart, BandShape, BandedConvOp, ConvLayout, FrameShape, Layer
 pub struct BufferBytes<'a> {
     target: Target<'a>,
     pub scratch: u64,
-    /// Shapes and numbers of frames of layers whose scratch is known.
-    scratched: HashSet<(LayerId, FrameShape, u64)>,
-    bands: HashMap<(LayerId, BandShape), LayerBands>,
+    /// Of each layer, shapes and numbers of frames whose scratch is known. Few, so they are not hashed.
+    scratched: Vec<Vec<(FrameShape, u64)>>,
+    /// Of each layer.
+    bands: Vec<Vec<LayerBands>>,
     /// The least offset of the band buffers.
     pub least_band_offset: u64,
 }
 
 /// The bands of a layer for one shape.
-#[derive(Default)]
 struct LayerBands {
+    shape: BandShape,
     /// Of the operations, the most.
     outputs: u64,
     parts: Vec<Vec<BandPart>>,
@@ -26,7 +25,7 @@ struct LayerBands {
 
 impl<'a> BufferBytes<'a> {
     pub fn new(target: Target<'a>) -> BufferBytes<'a> {
-        BufferBytes { target, scratch: 0, scratched: HashSet::new(), bands: HashMap::new(), least_band_offset: 0 }
+        BufferBytes { target, scratch: 0, scratched: Vec::new(), bands: Vec::new(), least_band_offset: 0 }
     }
 
     pub fn record<L: Location>(&mut self, op: &Op<L>) {
@@ -56,14 +55,21 @@ impl<'a> BufferBytes<'a> {
     }
 
     fn record_conv(&mut self, layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: u64) {
-        if self.scratched.insert((layer, input, frames)) {
+        let known = of_layer(&mut self.scratched, layer);
+        if !known.contains(&(input, frames)) {
+            known.push((input, frames));
             self.scratch = self.scratch.max(self.target.sizes.conv_scratch(layout, input, frames));
         }
     }
 
     fn record_bands<L: Location>(&mut self, conv: &BandedConvOp<L>) {
-        let bands = self.bands.entry((conv.layer, conv.band_shape())).or_default();
-        bands.outputs = bands.outputs.max(conv.frames.len() as u64);
+        let (of_layer, shape, outputs) =
+            (of_layer(&mut self.bands, conv.layer), conv.band_shape(), conv.frames.len() as u64);
+        let Some(bands) = of_layer.iter_mut().find(|bands| bands.shape == shape) else {
+            of_layer.push(LayerBands { shape, outputs, parts: vec![conv.band_parts().collect()] });
+            return;
+        };
+        bands.outputs = bands.outputs.max(outputs);
         if !bands.parts.iter().any(|parts| parts.iter().copied().eq(conv.band_parts())) {
             bands.parts.push(conv.band_parts().collect());
         }
@@ -71,13 +77,21 @@ impl<'a> BufferBytes<'a> {
 
     /// All band buffers. Bands of few frames could have more rows; they are sized for the most frames of their layer.
     pub fn bands(&self) -> u64 {
-        let of_layer = |((_, shape), LayerBands { outputs, parts }): (&(LayerId, BandShape), &LayerBands)| {
+        let of_layer = |bands: &LayerBands| {
             let sized = |parts: &Vec<BandPart>| {
-                let bytes = self.target.sizes.band_bytes(shape, parts, *outputs);
+                let bytes = self.target.sizes.band_bytes(&bands.shape, parts, bands.outputs);
                 bytes.expect("only layouts that can run in bands are planned in bands")
             };
-            parts.iter().map(sized).max()
+            bands.parts.iter().map(sized).max()
         };
-        self.bands.iter().filter_map(of_layer).max().unwrap_or(0)
+        self.bands.iter().flatten().filter_map(of_layer).max().unwrap_or(0)
     }
+}
+
+/// The entry of a layer in a list that grows with the layers met.
+fn of_layer<T>(lists: &mut Vec<Vec<T>>, layer: LayerId) -> &mut Vec<T> {
+    if lists.len() <= layer {
+        lists.resize_with(layer + 1, Vec::new);
+    }
+    &mut lists[layer]
 }

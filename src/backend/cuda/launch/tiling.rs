@@ -77,9 +77,9 @@ const PASS_PRODUCTS: f64 = 357.0;
 /// Passes over the input that the convolution to pixels takes: on an H200 659 us for two frames of 720p (2026-11-17).
 const OUT_PASSES: f64 = 2.5;
 
-/// What the kernels from and to pixels take for each element, once for each term, in products. The first takes as long
-/// as reading and writing its output. The other reads a frame once for all terms: so many as slabs, or one for the first
-/// frame of a clip. Networks with GroupNorm are left out: their rate was fitted without this.
+/// What the kernels from and to pixels take for each element and term, in products. The one from pixels takes as long as
+/// reading and writing its output. The one to pixels reads a frame once for all its terms. Networks with GroupNorm are
+/// left out: the rate of products was fitted to them without this.
 pub fn element_products(layout: &ConvLayout, starts_clip: bool) -> f64 {
     let terms = if starts_clip { 1.0 } else { layout.slabs as f64 };
     match ConvKernel::of(layout) {

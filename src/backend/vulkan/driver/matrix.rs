@@ -13,10 +13,10 @@ const TILE_CHANNELS: [u32; 3] = [32, 96, 128];
 const ROWS: u32 = 2;
 const K_BLOCK: u32 = 32;
 const CHUNK: u32 = 32;
-/// Queries and keys of attention at a time, keys whose values are multiplied at a time, and channels of its result: those
-/// of `shaders/attention_matrix.comp`.
+// Of `shaders/attention_matrix.comp`.
 const QUERIES: u32 = 64;
 const KEYS: u32 = 32;
+/// Keys whose values are multiplied at a time.
 const VALUE_KEYS: u32 = 16;
 const RESULT_CHANNELS: u32 = 512;
 /// Bytes of shared memory for a pixel of input, or the weights of an output channel.

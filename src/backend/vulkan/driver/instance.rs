@@ -187,16 +187,27 @@ fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'sta
     (required.map(|(name, has)| (name, has == vk::TRUE)).into(), optional)
 }
 
-/// Whether a device that has the extension can do all that kernels of matrices need.
+/// Whether a device that has the extension can do all that kernels of matrices need. They convert to f16 in hardware, where
+/// others round with integers; so it must be able to round to the nearest.
 fn has_matrices(instance: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
     let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
     let mut all =
         vk::PhysicalDeviceFeatures2::default().push_next(&mut matrices).push_next(&mut v12).push_next(&mut v13);
+    let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut floats);
     // SAFETY: the device is of this instance.
-    unsafe { instance.get_physical_device_features2(handle, &mut all) };
-    let needed =
-        [matrices.cooperative_matrix, v12.shader_float16, v13.subgroup_size_control, v13.compute_full_subgroups];
+    unsafe {
+        instance.get_physical_device_features2(handle, &mut all);
+        instance.get_physical_device_properties2(handle, &mut properties);
+    }
+    let needed = [
+        matrices.cooperative_matrix,
+        v12.shader_float16,
+        v13.subgroup_size_control,
+        v13.compute_full_subgroups,
+        floats.shader_rounding_mode_rte_float16,
+    ];
     needed.iter().all(|has| *has == vk::TRUE)
 }

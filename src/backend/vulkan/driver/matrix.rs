@@ -6,14 +6,15 @@ use super::instance::Instance;
 use crate::error::Result;
 
 /// Threads of a workgroup, pixels of a tile, and its output channels: those of `shaders/conv_matrix.comp`.
-const THREADS: u32 = 256;
+const THREADS: u32 = 128;
 const PIXELS: u32 = 128;
 const TILE_CHANNELS: [u32; 3] = [32, 96, 128];
 /// Rows of matrices of a subgroup, input channels of a step, and output channels that go through memory at a time.
-const ROWS: u32 = 2;
+const ROWS: u32 = 4;
 const K_BLOCK: u32 = 32;
 const CHUNK: u32 = 32;
 // Of `shaders/attention_matrix.comp`.
+const ATTENTION_THREADS: u32 = 256;
 const QUERIES: u32 = 64;
 const KEYS: u32 = 32;
 /// Keys whose values are multiplied at a time.
@@ -65,9 +66,14 @@ impl MatrixShape {
         Ok(shapes.into_iter().find(MatrixShape::divides_tiles))
     }
 
-    /// Subgroups of a workgroup.
-    pub fn subgroups(&self) -> u32 {
+    /// Subgroups of a convolution's workgroup.
+    pub fn conv_subgroups(&self) -> u32 {
         THREADS / self.subgroup
+    }
+
+    /// Subgroups of a workgroup of attention.
+    pub fn attention_subgroups(&self) -> u32 {
+        ATTENTION_THREADS / self.subgroup
     }
 
     /// Buffers for the weights of a step: two, where there is room, so that one is filled while the other is read.
@@ -79,14 +85,14 @@ impl MatrixShape {
     /// Whether every tile is divided evenly among subgroups.
     fn divides_tiles(&self) -> bool {
         let row_groups = PIXELS / self.m / ROWS;
-        let column_groups = self.subgroups() / row_groups;
+        let column_groups = self.conv_subgroups() / row_groups;
         column_groups > 0
-            && self.subgroups().is_multiple_of(row_groups)
+            && self.conv_subgroups().is_multiple_of(row_groups)
             && K_BLOCK.is_multiple_of(self.k)
             && CHUNK.is_multiple_of(self.n)
             && TILE_CHANNELS.iter().all(|channels| (channels / self.n).is_multiple_of(column_groups))
-            && (QUERIES / self.m * (KEYS / self.n)).is_multiple_of(self.subgroups())
-            && (RESULT_CHANNELS / self.n).is_multiple_of(self.subgroups())
+            && (QUERIES / self.m * (KEYS / self.n)).is_multiple_of(self.attention_subgroups())
+            && (RESULT_CHANNELS / self.n).is_multiple_of(self.attention_subgroups())
             && VALUE_KEYS.is_multiple_of(self.k)
     }
 }

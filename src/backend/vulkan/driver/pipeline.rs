@@ -111,12 +111,12 @@ impl Pipelines {
     /// The constants of a kernel that uses the matrix unit, and the size of its subgroups.
     fn matrix_constants(&self, shader: Shader) -> Option<([u32; 5], u32)> {
         let shape = self.device.matrix?;
-        let buffers = match shader {
-            Shader::ConvMatrix(tile) => shape.buffers(tile),
-            Shader::AttentionMatrix => 1,
+        let (subgroups, buffers) = match shader {
+            Shader::ConvMatrix(tile) => (shape.conv_subgroups(), shape.buffers(tile)),
+            Shader::AttentionMatrix => (shape.attention_subgroups(), 1),
             _ => return None,
         };
-        Some(([shape.m, shape.n, shape.k, shape.subgroups(), buffers], shape.subgroup))
+        Some(([shape.m, shape.n, shape.k, subgroups, buffers], shape.subgroup))
     }
 
     fn compile(&self, shader: Shader) -> Result<vk::Pipeline> {

@@ -69,7 +69,11 @@ float rounded(float x) { return uintBitsToFloat(bfloat_of(x) << 16); }
 #else
 float load1(uint64_t address) { return from_half(uint(Short(address).value)); }
 void store1(uint64_t address, float x) { Short(address).value = uint16_t(half_of(x)); }
+#if defined(VVAE_HARDWARE_ROUNDS)
+uint pack(vec2 x) { return packFloat2x16(f16vec2(x)); }
+#else
 uint pack(vec2 x) { return half_of(x.x) | half_of(x.y) << 16; }
+#endif
 vec2 unpack(uint pair) { return unpackHalf2x16(pair); }
 float rounded(float x) { return unpackHalf2x16(half_of(x)).x; }
 #endif

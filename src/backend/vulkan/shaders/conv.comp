@@ -5,6 +5,16 @@
 #include "common.glsl"
 #include "conv_params.glsl"
 
+const int THREADS = 256;
+// Two channels of a thread.
+#define Own vec2
+#define OwnPacked Pair
+Own load_floats(uint64_t address) { return Float2(address).value; }
+Own load_own(uint64_t address) { return load2(address); }
+OwnPacked pack_own(Own x) { return pack(x); }
+Own unpack_own(OwnPacked x) { return unpack(x); }
+void store_own(uint64_t address, OwnPacked x) { store_pair(address, x); }
+
 // Tiles of input and weights; in the epilogue, moments.
 const int PIXEL_PITCH = 8 * 16 + 4;  // four more than pixels, against bank conflicts
 const int K_BLOCK = 16;              // input channels of a step

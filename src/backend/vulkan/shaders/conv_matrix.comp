@@ -4,17 +4,31 @@
 // tap multiplies, the next one's weights are loaded. The sum goes over terms, blocks of channels, taps, channels.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_EXT_spirv_intrinsics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
+// RoundingModeRTE: conversions to f16 round to the nearest.
+spirv_execution_mode(capabilities = [4467], 4462, 16);
+#define VVAE_HARDWARE_ROUNDS
 #include "common.glsl"
 #include "conv_params.glsl"
 
 layout(constant_id = 0) const uint M = 16;
 layout(constant_id = 1) const uint N = 16;
 layout(constant_id = 2) const uint K = 16;
-layout(constant_id = 3) const uint SUBGROUPS = 8;
+layout(constant_id = 3) const uint SUBGROUPS = 4;
 layout(constant_id = 4) const uint BUFFERS = 1;  // of weights: two where there is shared memory for them
+
+const int THREADS = 128;
+// Four channels of a thread.
+#define Own vec4
+#define OwnPacked uvec2
+Own load_floats(uint64_t address) { return Float4(address).value; }
+Own load_own(uint64_t address) { return load4(address); }
+OwnPacked pack_own(Own x) { return uvec2(pack(x.xy), pack(x.zw)); }
+Own unpack_own(OwnPacked x) { return vec4(unpack(x.x), unpack(x.y)); }
+void store_own(uint64_t address, OwnPacked x) { Word2(address).value = x; }
 
 // Shared memory comes in units of 16 bytes, 8 channels. A pixel or an output channel has one more than it needs, against
 // bank conflicts.
@@ -29,8 +43,8 @@ void put_moment(int at, float value) { memory[STAGING_UNITS + at / 4][at % 4] = 
 float moment(int at) { return uintBitsToFloat(memory[STAGING_UNITS + at / 4][at % 4]); }
 #include "conv_tile.glsl"
 
-// A subgroup has two rows of matrices.
-const uint ROWS = 2;
+// A subgroup has four rows of matrices.
+const uint ROWS = 4;
 const uint ROW_GROUPS = uint(PIXELS) / M / ROWS;
 const uint COLUMN_GROUPS = SUBGROUPS / ROW_GROUPS;
 const uint COLUMNS = uint(TILE_CHANNELS) / N / COLUMN_GROUPS;
@@ -41,8 +55,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Un
 const int PATCH_LOADS = ((8 + 2) * (16 + 2) * int(UNITS) + THREADS - 1) / THREADS;
 const int WEIGHT_LOADS = (TILE_CHANNELS * int(UNITS) + THREADS - 1) / THREADS;
 
-/// Where the sum is: terms, blocks of channels, taps.
-struct Step {
+/// Where the sum is: terms, blocks of channels, and taps where each has a patch of its own.
+struct Patch {
     uint term;
     int k_block, tap;
 };
@@ -53,11 +67,16 @@ struct Input {
     int side;           // taps in rows and columns
     int patch_columns;  // pixels of a row of a patch
     bool is_patched;    // whether a patch serves all taps; else it serves one
-    uint64_t weights, tap_bytes;
+    uint64_t frame;
+    uint64_t weights;  // of this thread
+    uint64_t tap_bytes;
 };
 
+const uint NOWHERE = 0xffffffffu;
+const uint PLACE_BYTES = 4 * ELEMENT_BYTES;
+
 Input from;
-uint64_t places[PATCH_LOADS];  // of the first block of channels of this thread's units; 0 where there are none
+uint places[PATCH_LOADS];  // of the first block of channels of this thread's units, from the frame's first byte
 uvec4 next_patch[PATCH_LOADS], next_weights[WEIGHT_LOADS];
 
 /// This thread's units of the patch that begins with a tap.
@@ -66,6 +85,7 @@ void place_patch(Tile tile, uint term_index, int tap) {
     const Source source = p.source[term.source];
     const InputTap first = input_tap(tile, term, tap);
     const int columns = from.patch_columns, rows = from.is_patched ? TILE_ROWS + from.side - 1 : TILE_ROWS;
+    from.frame = first.frame;
     [[unroll]] for (int i = 0; i < PATCH_LOADS; ++i) {
         const int index = int(gl_LocalInvocationIndex) + i * THREADS, pixel = index / int(UNITS);
         const int row = tile.top + pixel / columns, column = tile.left + pixel % columns;
@@ -74,8 +94,8 @@ void place_patch(Tile tile, uint term_index, int tap) {
         // Rows and columns beyond a launch are in no memory. Only what tiles write is read.
         const bool needed = row - (rows - TILE_ROWS) < p.height && column - (columns - TILE_COLUMNS) < p.width;
         const int64_t at = int64_t(y - source.first_row) * first.pitch + (x - first.first_column);
-        const uint64_t place = first.frame + uint64_t(at * source.channels + index % int(UNITS) * 8) * ELEMENT_BYTES;
-        places[i] = inside && needed ? place : 0;
+        const uint place = uint(at * (source.channels / 4)) + uint(index) % UNITS * 2;
+        places[i] = inside && needed ? place : NOWHERE;
     }
 }
 
@@ -88,16 +108,18 @@ void begin_term(Tile tile, uint term_index) {
     from.is_patched = source.stride == 1;
     from.patch_columns = from.is_patched ? TILE_COLUMNS + source.side - 1 : TILE_COLUMNS;
     from.weights = tap_weights(tile, term, 0) + uint64_t(tile.channel * WEIGHT_BLOCK) * ELEMENT_BYTES;
+    from.weights += gl_LocalInvocationIndex * 16;
     from.tap_bytes = uint64_t(tap_bytes(source));
-    place_patch(tile, term_index, 0);
 }
 
 void fetch_patch(int k_block) {
+    const int channel = k_block * WEIGHT_BLOCK + int(gl_LocalInvocationIndex) % int(UNITS) * 8;
+    const bool inside = channel < from.channels;
+    const uint64_t block = from.frame + uint64_t(k_block * WEIGHT_BLOCK) * ELEMENT_BYTES;
     [[unroll]] for (int i = 0; i < PATCH_LOADS; ++i) {
-        const int channel = k_block * WEIGHT_BLOCK + int(gl_LocalInvocationIndex) % int(UNITS) * 8;
-        const uint64_t place = places[i] + uint64_t(k_block * WEIGHT_BLOCK) * ELEMENT_BYTES;
         next_patch[i] = uvec4(0);
-        if (places[i] == 0 || channel >= from.channels) continue;
+        if (places[i] == NOWHERE || !inside) continue;
+        const uint64_t place = block + uint64_t(places[i]) * PLACE_BYTES;
         // Pixels of few channels have half a unit.
         if (from.channels < 8) next_patch[i].xy = Word2(place).value;
         else next_patch[i] = Unit(place).value;
@@ -105,12 +127,14 @@ void fetch_patch(int k_block) {
 }
 
 /// [block of channels][output channel][channel].
-void fetch_weights(Step at) {
-    const uint64_t block = uint64_t(at.k_block * WEIGHT_BLOCK * p.padded_cout) * ELEMENT_BYTES;
-    const uint64_t first = from.weights + at.tap * from.tap_bytes + block;
+uint64_t first_weights(Patch at) {
+    return from.weights + at.tap * from.tap_bytes + uint64_t(at.k_block * WEIGHT_BLOCK * p.padded_cout) * ELEMENT_BYTES;
+}
+
+void fetch_weights(uint64_t first) {
     [[unroll]] for (int i = 0; i < WEIGHT_LOADS; ++i) {
         const uint index = gl_LocalInvocationIndex + i * THREADS;
-        if (index < TILE_CHANNELS * UNITS) next_weights[i] = Unit(first + uint64_t(index) * 16).value;
+        if (index < TILE_CHANNELS * UNITS) next_weights[i] = Unit(first + uint64_t(i * THREADS) * 16).value;
     }
 }
 
@@ -128,61 +152,75 @@ void put_weights(uint to) {
     }
 }
 
-bool begins_patch(int tap) { return tap == 0 || !from.is_patched; }
-
-Step after(Step at) {
-    if (++at.tap < from.side * from.side) return at;
+Patch after(Patch at) {
+    if (!from.is_patched && ++at.tap < from.side * from.side) return at;
     at.tap = 0;
     if (++at.k_block < from.k_blocks) return at;
-    at.k_block = 0;
-    ++at.term;
-    return at;
+    return Patch(at.term + 1, 0, 0);
 }
 
-/// Starts to load what a step needs.
-void fetch(Tile tile, Step at, bool is_new_term) {
-    if (is_new_term) begin_term(tile, at.term);
-    else if (!from.is_patched) place_patch(tile, at.term, at.tap);
-    if (begins_patch(at.tap)) fetch_patch(at.k_block);
-    fetch_weights(at);
+coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> result[ROWS * COLUMNS];
+
+/// Adds the products of a tap. `pixels`: the places of this subgroup's first pixels of each row of matrices.
+void multiply(uint pixels[ROWS], uint weights) {
+    [[unroll]] for (uint k = 0; k < STEPS; ++k) {
+        coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
+        [[unroll]] for (uint r = 0; r < ROWS; ++r)
+            coopMatLoad(a[r], memory, pixels[r] + k * K / 8, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint c = 0; c < COLUMNS; ++c) {
+            coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+            coopMatLoad(b, memory, weights + c * N * PITCH + k * K / 8, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+            [[unroll]] for (uint r = 0; r < ROWS; ++r)
+                result[r * COLUMNS + c] = coopMatMulAdd(a[r], b, result[r * COLUMNS + c]);
+        }
+    }
 }
 
 void main() {
     const Tile tile = own_tile();
-    coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> result[ROWS * COLUMNS];
     [[unroll]] for (uint i = 0; i < ROWS * COLUMNS; ++i)
         result[i] = coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>(0.0);
     const uint row = gl_SubgroupID / COLUMN_GROUPS * ROWS * M, column = gl_SubgroupID % COLUMN_GROUPS * COLUMNS * N;
     const uint terms = p.frame[tile.frame].terms;
-    Step at = Step(0, 0, 0);
-    fetch(tile, at, true);
-    uint weights = PATCH_UNITS;
+    Patch at = Patch(0, 0, 0);
+    begin_term(tile, 0);
+    place_patch(tile, 0, 0);
+    fetch_patch(0);
+    uint64_t weights = first_weights(at);
+    fetch_weights(weights);
+    uint filled = PATCH_UNITS;
     [[dont_unroll]] while (at.term < terms) {
-        const bool is_new = begins_patch(at.tap);
-        if (BUFFERS == 1 || is_new) barrier();
-        if (is_new) put_patch();
-        put_weights(weights);
+        const uint columns = uint(from.patch_columns), side = from.is_patched ? uint(from.side) : 1;
+        const uint64_t tap_bytes = from.tap_bytes;
         barrier();
-        const uint columns = uint(from.patch_columns);
-        const uint tap_pixels = from.is_patched ? uint(at.tap / from.side) * columns + uint(at.tap % from.side) : 0;
-        const Step last = at;
-        at = after(at);
-        if (at.term < terms) fetch(tile, at, at.term != last.term);
-        [[unroll]] for (uint k = 0; k < STEPS; ++k) {
-            coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
-            [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-                const uint pixel = row + r * M, first = pixel / TILE_COLUMNS * columns + pixel % TILE_COLUMNS + tap_pixels;
-                coopMatLoad(a[r], memory, first * PITCH + k * K / 8, PITCH, gl_CooperativeMatrixLayoutRowMajor);
-            }
-            [[unroll]] for (uint c = 0; c < COLUMNS; ++c) {
-                coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
-                const uint first = weights + (column + c * N) * PITCH + k * K / 8;
-                coopMatLoad(b, memory, first, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
-                [[unroll]] for (uint r = 0; r < ROWS; ++r)
-                    result[r * COLUMNS + c] = coopMatMulAdd(a[r], b, result[r * COLUMNS + c]);
-            }
+        put_patch();
+        const Patch next = after(at);
+        const bool has_next = next.term < terms;
+        if (has_next && next.term != at.term) begin_term(tile, next.term);
+        if (has_next && (next.term != at.term || !from.is_patched)) place_patch(tile, next.term, next.tap);
+        const uint64_t next_weights_of = first_weights(next);
+        uint pixels[ROWS];
+        [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+            const uint pixel = row + r * M;
+            pixels[r] = (pixel / TILE_COLUMNS * columns + pixel % TILE_COLUMNS) * PITCH;
         }
-        if (BUFFERS == 2) weights = 2 * PATCH_UNITS + WEIGHT_UNITS - weights;
+        uint left = side * side, x = side;
+        [[dont_unroll]] while (left > 0) {
+            put_weights(filled);
+            barrier();
+            --left;
+            weights = left > 0 ? weights + tap_bytes : next_weights_of;
+            if (left > 0 || has_next) fetch_weights(weights);
+            if (left + 1 == side * side && has_next) fetch_patch(next.k_block);
+            multiply(pixels, filled + column * PITCH);
+            // The next tap: one pixel on, or in the next row.
+            const bool ends_row = --x == 0;
+            x = ends_row ? side : x;
+            [[unroll]] for (uint r = 0; r < ROWS; ++r) pixels[r] += (ends_row ? columns - side + 1 : 1) * PITCH;
+            if (BUFFERS == 2) filled = 2 * PATCH_UNITS + WEIGHT_UNITS - filled;
+            else if (left > 0) barrier();
+        }
+        at = next;
     }
     // To the threads that the epilogue wants them in: 32 channels at a time.
     const OutFrame frame = p.frame[tile.frame];
@@ -196,11 +234,9 @@ void main() {
             coopMatStore(result[i], memory, to / 4, PAIR_CHANNELS / 4, gl_CooperativeMatrixLayoutRowMajor);
         }
         barrier();
-        vec2 sums[OWN_PIXELS];
-        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i) {
-            const int at = own_pixel(i) * PAIR_CHANNELS + own_channel();
-            sums[i] = vec2(uintBitsToFloat(memory[at / 4][at % 4]), uintBitsToFloat(memory[at / 4][at % 4 + 1]));
-        }
+        Own sums[OWN_PIXELS];
+        [[unroll]] for (int i = 0; i < OWN_PIXELS; ++i)
+            sums[i] = uintBitsToFloat(memory[(own_pixel(i) * PAIR_CHANNELS + own_channel()) / 4]);
         finish_pair(tile, frame, pair, sums);
     }
     barrier();

@@ -16,7 +16,7 @@ const CHUNK: u32 = 32;
 // Of `shaders/attention_matrix.comp`.
 const ATTENTION_THREADS: u32 = 256;
 const QUERIES: u32 = 64;
-const KEYS: u32 = 32;
+const KEYS: u32 = 64;
 /// Keys whose values are multiplied at a time.
 const VALUE_KEYS: u32 = 16;
 const RESULT_CHANNELS: u32 = 512;
@@ -76,6 +76,11 @@ impl MatrixShape {
         ATTENTION_THREADS / self.subgroup
     }
 
+    /// Tiles of scores of a subgroup of attention, which are side by side.
+    fn score_tiles(&self) -> u32 {
+        QUERIES / self.m * (KEYS / self.n) / self.attention_subgroups()
+    }
+
     /// Buffers for the weights of a step: two, where there is room, so that one is filled while the other is read.
     pub fn buffers(&self, tile_channels: u64) -> u32 {
         let bytes = |buffers: u32| (PATCH_PIXELS + buffers * tile_channels as u32) * PITCH_BYTES;
@@ -92,6 +97,8 @@ impl MatrixShape {
             && CHUNK.is_multiple_of(self.n)
             && TILE_CHANNELS.iter().all(|channels| (channels / self.n).is_multiple_of(column_groups))
             && (QUERIES / self.m * (KEYS / self.n)).is_multiple_of(self.attention_subgroups())
+            && self.score_tiles() > 0
+            && (KEYS / self.n).is_multiple_of(self.score_tiles())
             && (RESULT_CHANNELS / self.n).is_multiple_of(self.attention_subgroups())
             && VALUE_KEYS.is_multiple_of(self.k)
     }

@@ -4,9 +4,13 @@
 // correction. Channels are a multiple of 64.
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_EXT_spirv_intrinsics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
+// RoundingModeRTE: conversions to f16 round to the nearest.
+spirv_execution_mode(capabilities = [4467], 4462, 16);
+#define VVAE_HARDWARE_ROUNDS
 #include "common.glsl"
 #include "attention_params.glsl"
 
@@ -15,7 +19,7 @@ layout(constant_id = 1) const uint N = 16;
 layout(constant_id = 2) const uint K = 16;
 layout(constant_id = 3) const uint SUBGROUPS = 8;
 
-const uint THREADS = 256, QUERIES = 64, KEYS = 32, CHANNELS = 512;
+const uint THREADS = 256, QUERIES = 64, KEYS = 64, CHANNELS = 512;
 const uint CHUNK = 64;       // channels of queries and keys at a time
 const uint VALUE_KEYS = 16;  // keys whose values are multiplied at a time
 layout(local_size_x = THREADS) in;
@@ -27,11 +31,12 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Unit { uvec
 const uint CHUNK_UNITS = CHUNK / 8, CHUNK_PITCH = CHUNK_UNITS + 1;
 const uint VALUE_UNITS = CHANNELS / 8, VALUE_PITCH = VALUE_UNITS + 1;
 const uint WEIGHT_PITCH = KEYS / 8 + 1, SCORE_PITCH = KEYS / 4 + 1;
-const uint OPERAND_UNITS = max((QUERIES + KEYS) * CHUNK_PITCH, VALUE_KEYS * VALUE_PITCH);
-const uint WEIGHTS = OPERAND_UNITS, SCORES = WEIGHTS + QUERIES * WEIGHT_PITCH;
-shared uvec4 memory[SCORES + QUERIES * SCORE_PITCH];
+// Queries and keys, scores, and values lie in one place, one after the other.
+const uint SCORES = 0, SCORE_UNITS = QUERIES * SCORE_PITCH;
+const uint WEIGHTS = max(max((QUERIES + KEYS) * CHUNK_PITCH, VALUE_KEYS * VALUE_PITCH), SCORE_UNITS);
+shared uvec4 memory[WEIGHTS + QUERIES * WEIGHT_PITCH];
 
-// Tiles of scores of a subgroup, and of the result.
+// Tiles of scores of a subgroup, side by side; and of the result.
 const uint SCORE_COLUMNS = KEYS / N, SCORE_TILES = QUERIES / M * SCORE_COLUMNS / SUBGROUPS;
 const uint ROWS = QUERIES / M, COLUMNS = CHANNELS / N / SUBGROUPS;
 
@@ -52,11 +57,19 @@ void fetch_chunk(uint64_t frame, uint first_query, uint first_key, uint channel,
     }
 }
 
+void fetch_values(uint64_t frame, uint first_key, uint first_channel, out uvec4 values[VALUE_LOADS]) {
+    [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
+        const uint index = gl_LocalInvocationIndex + i * THREADS;
+        values[i] = channels_of(frame, first_key + index / VALUE_UNITS, 2, first_channel + index % VALUE_UNITS * 8);
+    }
+}
+
 /// The scores of all queries and of some keys, in shared memory.
 void score(uint64_t frame, uint first_query, uint first_key) {
     coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> scores[SCORE_TILES];
     [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i)
         scores[i] = coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>(0.0);
+    const uint tile = gl_SubgroupID * SCORE_TILES, row = tile / SCORE_COLUMNS * M, column = tile % SCORE_COLUMNS * N;
     uvec4 next[CHUNK_LOADS];
     fetch_chunk(frame, first_query, first_key, 0, next);
     [[dont_unroll]] for (uint chunk = 0; chunk < p.channels; chunk += CHUNK) {
@@ -67,33 +80,32 @@ void score(uint64_t frame, uint first_query, uint first_key) {
         }
         barrier();
         fetch_chunk(frame, first_query, first_key, chunk + CHUNK, next);
-        [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
-            const uint tile = gl_SubgroupID * SCORE_TILES + i;
-            const uint row = tile / SCORE_COLUMNS * M, column = tile % SCORE_COLUMNS * N;
-            [[unroll]] for (uint k = 0; k < CHUNK; k += K) {
-                coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
+        [[unroll]] for (uint k = 0; k < CHUNK; k += K) {
+            coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
+            coopMatLoad(a, memory, row * CHUNK_PITCH + k / 8, CHUNK_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+            [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
                 coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
-                coopMatLoad(a, memory, row * CHUNK_PITCH + k / 8, CHUNK_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-                const uint key = (QUERIES + column) * CHUNK_PITCH + k / 8;
+                const uint key = (QUERIES + column + i * N) * CHUNK_PITCH + k / 8;
                 coopMatLoad(b, memory, key, CHUNK_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
                 scores[i] = coopMatMulAdd(a, b, scores[i]);
             }
         }
     }
+    barrier();
     [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
-        const uint tile = gl_SubgroupID * SCORE_TILES + i;
-        const uint to = SCORES + tile / SCORE_COLUMNS * M * SCORE_PITCH + tile % SCORE_COLUMNS * N / 4;
+        const uint to = SCORES + row * SCORE_PITCH + (column + i * N) / 4;
         coopMatStore(scores[i], memory, to, SCORE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
     }
     barrier();
 }
 
-// Four threads share a query; each has 8 of the keys.
+// Four threads share a query; each has 16 of the keys.
+const uint OWN_KEYS = KEYS / 4;
 uint own_row() { return gl_LocalInvocationIndex / 4; }
 uint own_lane() { return gl_LocalInvocationIndex % 4; }
 
 float own_sum(uint i) {
-    return uintBitsToFloat(memory[SCORES + own_row() * SCORE_PITCH + own_lane() * 2 + i / 4][i % 4]);
+    return uintBitsToFloat(memory[SCORES + own_row() * SCORE_PITCH + own_lane() * OWN_KEYS / 4 + i / 4][i % 4]);
 }
 
 /// What the four threads of a query have, for all of them.
@@ -107,25 +119,28 @@ vec4 of_query(float own) {
 }
 
 float greatest(uint count, float most) {
-    [[unroll]] for (uint i = 0; i < 8; ++i)
-        if (own_lane() * 8 + i < count) most = max(most, own_sum(i));
+    [[unroll]] for (uint i = 0; i < OWN_KEYS; ++i)
+        if (own_lane() * OWN_KEYS + i < count) most = max(most, own_sum(i));
     return most;
 }
 
 /// Puts this thread's weights into shared memory; their sum.
 float weigh(uint count, float most) {
-    uint pairs[4];
+    uint pairs[OWN_KEYS / 2];
     float total = 0.0;
-    [[unroll]] for (uint i = 0; i < 8; i += 2) {
+    [[unroll]] for (uint i = 0; i < OWN_KEYS; i += 2) {
         vec2 weight = vec2(0.0);
-        if (own_lane() * 8 + i < count) weight.x = exponential(own_sum(i) - most);
-        if (own_lane() * 8 + i + 1 < count) weight.y = exponential(own_sum(i + 1) - most);
+        if (own_lane() * OWN_KEYS + i < count) weight.x = exponential(own_sum(i) - most);
+        if (own_lane() * OWN_KEYS + i + 1 < count) weight.y = exponential(own_sum(i + 1) - most);
         pairs[i / 2] = pack(weight);
         // As they are multiplied.
         weight = unpack(pairs[i / 2]);
         total += weight.x + weight.y;
     }
-    memory[WEIGHTS + own_row() * WEIGHT_PITCH + own_lane()] = uvec4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    [[unroll]] for (uint i = 0; i < OWN_KEYS / 8; ++i) {
+        const uvec4 eight = uvec4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+        memory[WEIGHTS + own_row() * WEIGHT_PITCH + own_lane() * OWN_KEYS / 8 + i] = eight;
+    }
     return total;
 }
 
@@ -145,19 +160,17 @@ void main() {
                 most = greatest(count, most);
                 continue;
             }
+            uvec4 values[VALUE_LOADS];
+            fetch_values(frame, first_key, first_channel, values);
             total += weigh(count, most);
             [[dont_unroll]] for (uint key = 0; key < KEYS; key += VALUE_KEYS) {
-                uvec4 values[VALUE_LOADS];
-                [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
-                    const uint index = gl_LocalInvocationIndex + i * THREADS, pixel = first_key + key + index / VALUE_UNITS;
-                    values[i] = channels_of(frame, pixel, 2, first_channel + index % VALUE_UNITS * 8);
-                }
                 barrier();
                 [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
                     const uint index = gl_LocalInvocationIndex + i * THREADS;
                     memory[index / VALUE_UNITS * VALUE_PITCH + index % VALUE_UNITS] = values[i];
                 }
                 barrier();
+                if (key + VALUE_KEYS < KEYS) fetch_values(frame, first_key + key + VALUE_KEYS, first_channel, values);
                 [[unroll]] for (uint k = 0; k < VALUE_KEYS; k += K) {
                     coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
                     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
@@ -194,8 +207,9 @@ void main() {
         barrier();
         const uint channel = first_channel + part * 32 + own_lane() * 8;
         if (query >= p.pixels || channel >= p.out_channels) continue;
-        uvec4 packed;
-        [[unroll]] for (uint i = 0; i < 8; i += 2) packed[i / 2] = pack(vec2(own_sum(i), own_sum(i + 1)) / sum);
+        const uint sums = SCORES + own_row() * SCORE_PITCH + own_lane() * 2;
+        const vec4 low = uintBitsToFloat(memory[sums]) / sum, high = uintBitsToFloat(memory[sums + 1]) / sum;
+        const uvec4 packed = uvec4(pack(low.xy), pack(low.zw), pack(high.xy), pack(high.zw));
         Unit(p.to[gl_WorkGroupID.y] + (uint64_t(query) * p.out_channels + channel) * 2).value = packed;
     }
 }

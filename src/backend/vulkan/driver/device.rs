@@ -170,7 +170,7 @@ fn open_device(
         .timeline_semaphore(true)
         .vulkan_memory_model(true)
         .host_query_reset(physical.resets_queries)
-        .shader_float16(matrices);
+        .shader_float16(true);
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
         .synchronization2(true)
         .maintenance4(true)

@@ -172,8 +172,14 @@ fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'sta
     // SAFETY: the device is of this instance.
     unsafe { instance.get_physical_device_features2(handle, &mut all) };
     let base = all.features;
+    let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut floats);
+    // SAFETY: as above.
+    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
     let required = [
         ("shaderInt64", base.shader_int64),
+        ("shaderFloat16", v12.shader_float16),
+        ("shaderRoundingModeRTEFloat16", floats.shader_rounding_mode_rte_float16),
         ("storageBuffer16BitAccess", v11.storage_buffer16_bit_access),
         ("storageBuffer8BitAccess", v12.storage_buffer8_bit_access),
         ("bufferDeviceAddress", v12.buffer_device_address),
@@ -187,27 +193,13 @@ fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'sta
     (required.map(|(name, has)| (name, has == vk::TRUE)).into(), optional)
 }
 
-/// Whether a device that has the extension can do all that kernels of matrices need. They convert to f16 in hardware, where
-/// others round with integers; so it must be able to round to the nearest.
+/// Whether a device that has the extension can do all that kernels of matrices need.
 fn has_matrices(instance: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
     let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
-    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
-    let mut all =
-        vk::PhysicalDeviceFeatures2::default().push_next(&mut matrices).push_next(&mut v12).push_next(&mut v13);
-    let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
-    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut floats);
+    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut matrices).push_next(&mut v13);
     // SAFETY: the device is of this instance.
-    unsafe {
-        instance.get_physical_device_features2(handle, &mut all);
-        instance.get_physical_device_properties2(handle, &mut properties);
-    }
-    let needed = [
-        matrices.cooperative_matrix,
-        v12.shader_float16,
-        v13.subgroup_size_control,
-        v13.compute_full_subgroups,
-        floats.shader_rounding_mode_rte_float16,
-    ];
+    unsafe { instance.get_physical_device_features2(handle, &mut all) };
+    let needed = [matrices.cooperative_matrix, v13.subgroup_size_control, v13.compute_full_subgroups];
     needed.iter().all(|has| *has == vk::TRUE)
 }

@@ -10,8 +10,8 @@ use crate::ir::{DeviceOffset, Norm, Prologue};
 
 /// Added to the variance of a norm.
 const EPSILON: f32 = 1e-6;
-/// Fours of channels that a thread of the norm has, where there are as many.
-const QUADS_A_THREAD: u64 = 8;
+/// Eights of channels that a thread of the norm has, where there are as many.
+const UNITS_A_THREAD: u64 = 8;
 /// Pixels of a workgroup of the norm of pixels.
 const WORKGROUP_PIXELS: u64 = 32;
 
@@ -32,10 +32,10 @@ impl Launcher {
         let (shader, workgroups) = match layout.norm {
             Norm::Group { .. } => {
                 // A multiple of a pixel's threads, so that each keeps its channels.
-                let quads = channels / 4;
-                let threads = (pixels * quads).div_ceil(QUADS_A_THREAD);
-                let workgroups = super::workgroups(threads).next_multiple_of(quads as u32);
-                (Shader::Norm(precision), workgroups.min(65_535 / quads as u32 * quads as u32))
+                let units = channels.div_ceil(8);
+                let threads = (pixels * units).div_ceil(UNITS_A_THREAD);
+                let workgroups = super::workgroups(threads).next_multiple_of(units as u32);
+                (Shader::Norm(precision), workgroups.min(65_535 / units as u32 * units as u32))
             }
             Norm::Pixel => (Shader::NormPixel(precision), pixels.div_ceil(WORKGROUP_PIXELS).clamp(1, 65_535) as u32),
         };

@@ -3,14 +3,9 @@
 // result. It goes through the keys twice: the first time for the greatest score of each query, so that sums need no
 // correction. Channels are a multiple of 64.
 #extension GL_GOOGLE_include_directive : require
-#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
-#extension GL_EXT_spirv_intrinsics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
-// RoundingModeRTE: conversions to f16 round to the nearest.
-spirv_execution_mode(capabilities = [4467], 4462, 16);
-#define VVAE_HARDWARE_ROUNDS
 #include "common.glsl"
 #include "attention_params.glsl"
 
@@ -24,8 +19,6 @@ const uint CHUNK = 64;       // channels of queries and keys at a time
 const uint VALUE_KEYS = 16;  // keys whose values are multiplied at a time
 layout(local_size_x = THREADS) in;
 layout(push_constant, scalar) uniform Push { AttentionParams p; };
-
-layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Unit { uvec4 value; };
 
 // Shared memory comes in units of 16 bytes: 8 channels, or 4 sums. Rows have one more than they need, against bank conflicts.
 const uint CHUNK_UNITS = CHUNK / 8, CHUNK_PITCH = CHUNK_UNITS + 1;
@@ -45,7 +38,7 @@ const uint CHUNK_LOADS = (QUERIES + KEYS) * CHUNK_UNITS / THREADS, VALUE_LOADS =
 /// Eight channels of a pixel. Zeros beyond the frame and beyond the channels.
 uvec4 channels_of(uint64_t frame, uint pixel, uint part, uint channel) {
     if (pixel >= p.pixels || channel >= p.channels) return uvec4(0);
-    return Unit(frame + (uint64_t(pixel) * p.input_channels + part * p.channels + channel) * 2).value;
+    return Word4(frame + (uint64_t(pixel) * p.input_channels + part * p.channels + channel) * 2).value;
 }
 
 void fetch_chunk(uint64_t frame, uint first_query, uint first_key, uint channel, out uvec4 next[CHUNK_LOADS]) {
@@ -64,32 +57,49 @@ void fetch_values(uint64_t frame, uint first_key, uint first_channel, out uvec4 
     }
 }
 
+void put_chunk(uvec4 chunk[CHUNK_LOADS]) {
+    barrier();
+    [[unroll]] for (uint i = 0; i < CHUNK_LOADS; ++i) {
+        const uint index = gl_LocalInvocationIndex + i * THREADS;
+        memory[index / CHUNK_UNITS * CHUNK_PITCH + index % CHUNK_UNITS] = chunk[i];
+    }
+    barrier();
+}
+
+#define Scores coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
+
+/// Adds the products of a chunk to the scores of this subgroup.
+void score_chunk(uint row, uint column, inout Scores scores[SCORE_TILES]) {
+    [[unroll]] for (uint k = 0; k < CHUNK; k += K) {
+        coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
+        coopMatLoad(a, memory, row * CHUNK_PITCH + k / 8, CHUNK_PITCH, gl_CooperativeMatrixLayoutRowMajor);
+        [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
+            coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+            const uint key = (QUERIES + column + i * N) * CHUNK_PITCH + k / 8;
+            coopMatLoad(b, memory, key, CHUNK_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+            scores[i] = coopMatMulAdd(a, b, scores[i]);
+        }
+    }
+}
+
 /// The scores of all queries and of some keys, in shared memory.
 void score(uint64_t frame, uint first_query, uint first_key) {
-    coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> scores[SCORE_TILES];
+    Scores scores[SCORE_TILES];
     [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i)
-        scores[i] = coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>(0.0);
+        scores[i] = Scores(0.0);
     const uint tile = gl_SubgroupID * SCORE_TILES, row = tile / SCORE_COLUMNS * M, column = tile % SCORE_COLUMNS * N;
-    uvec4 next[CHUNK_LOADS];
-    fetch_chunk(frame, first_query, first_key, 0, next);
-    [[dont_unroll]] for (uint chunk = 0; chunk < p.channels; chunk += CHUNK) {
-        barrier();
-        [[unroll]] for (uint i = 0; i < CHUNK_LOADS; ++i) {
-            const uint index = gl_LocalInvocationIndex + i * THREADS;
-            memory[index / CHUNK_UNITS * CHUNK_PITCH + index % CHUNK_UNITS] = next[i];
-        }
-        barrier();
-        fetch_chunk(frame, first_query, first_key, chunk + CHUNK, next);
-        [[unroll]] for (uint k = 0; k < CHUNK; k += K) {
-            coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
-            coopMatLoad(a, memory, row * CHUNK_PITCH + k / 8, CHUNK_PITCH, gl_CooperativeMatrixLayoutRowMajor);
-            [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
-                coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
-                const uint key = (QUERIES + column + i * N) * CHUNK_PITCH + k / 8;
-                coopMatLoad(b, memory, key, CHUNK_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
-                scores[i] = coopMatMulAdd(a, b, scores[i]);
-            }
-        }
+    // Two chunks ahead: one is not computed as long as another takes to come.
+    uvec4 even[CHUNK_LOADS], odd[CHUNK_LOADS];
+    fetch_chunk(frame, first_query, first_key, 0, even);
+    fetch_chunk(frame, first_query, first_key, CHUNK, odd);
+    [[dont_unroll]] for (uint chunk = 0; chunk < p.channels; chunk += 2 * CHUNK) {
+        put_chunk(even);
+        fetch_chunk(frame, first_query, first_key, chunk + 2 * CHUNK, even);
+        score_chunk(row, column, scores);
+        if (chunk + CHUNK >= p.channels) break;
+        put_chunk(odd);
+        fetch_chunk(frame, first_query, first_key, chunk + 3 * CHUNK, odd);
+        score_chunk(row, column, scores);
     }
     barrier();
     [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
@@ -120,7 +130,7 @@ vec4 of_query(float own) {
 
 float greatest(uint count, float most) {
     [[unroll]] for (uint i = 0; i < OWN_KEYS; ++i)
-        if (own_lane() * OWN_KEYS + i < count) most = max(most, own_sum(i));
+        most = max(most, own_lane() * OWN_KEYS + i < count ? own_sum(i) : most);
     return most;
 }
 
@@ -129,9 +139,9 @@ float weigh(uint count, float most) {
     uint pairs[OWN_KEYS / 2];
     float total = 0.0;
     [[unroll]] for (uint i = 0; i < OWN_KEYS; i += 2) {
-        vec2 weight = vec2(0.0);
-        if (own_lane() * OWN_KEYS + i < count) weight.x = exponential(own_sum(i) - most);
-        if (own_lane() * OWN_KEYS + i + 1 < count) weight.y = exponential(own_sum(i + 1) - most);
+        vec2 weight = vec2(exponential(own_sum(i) - most), exponential(own_sum(i + 1) - most));
+        weight.x = own_lane() * OWN_KEYS + i < count ? weight.x : 0.0;
+        weight.y = own_lane() * OWN_KEYS + i + 1 < count ? weight.y : 0.0;
         pairs[i / 2] = pack(weight);
         // As they are multiplied.
         weight = unpack(pairs[i / 2]);
@@ -210,6 +220,6 @@ void main() {
         const uint sums = SCORES + own_row() * SCORE_PITCH + own_lane() * 2;
         const vec4 low = uintBitsToFloat(memory[sums]) / sum, high = uintBitsToFloat(memory[sums + 1]) / sum;
         const uvec4 packed = uvec4(pack(low.xy), pack(low.zw), pack(high.xy), pack(high.zw));
-        Unit(p.to[gl_WorkGroupID.y] + (uint64_t(query) * p.out_channels + channel) * 2).value = packed;
+        Word4(p.to[gl_WorkGroupID.y] + (uint64_t(query) * p.out_channels + channel) * 2).value = packed;
     }
 }

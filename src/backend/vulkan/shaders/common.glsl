@@ -7,6 +7,12 @@
 #extension GL_EXT_shader_8bit_storage : require
 #extension GL_EXT_shader_16bit_storage : require
 #extension GL_EXT_control_flow_attributes : require
+#if !defined(VVAE_FP32) && !defined(VVAE_BF16)
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_EXT_spirv_intrinsics : require
+// RoundingModeRTE: conversions to f16 round to the nearest, to even between two.
+spirv_execution_mode(capabilities = [4467], 4462, 16);
+#endif
 
 const uint MAX_FRAMES = 32;  // frames of one launch
 
@@ -17,8 +23,9 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Float { floa
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Float2 { vec2 value; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Float4 { vec4 value; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Word2 { uvec2 value; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Word4 { uvec4 value; };
 
-/// Rounds to the nearest f16, to even between two. Integers alone, as devices may convert towards zero.
+/// Rounds to the nearest f16, to even between two. Integers alone: kernels of other types may convert towards zero.
 uint half_of(float x) {
     const uint bits = floatBitsToUint(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
     // Floats from 0.5 to 1 are as far apart as the smallest of f16.
@@ -26,7 +33,6 @@ uint half_of(float x) {
     const uint small = floatBitsToUint(shifted) - 0x3f000000u;
     const uint usual = (size + 0xfffu + (size >> 13 & 1u) - 0x38000000u) >> 13;
     const uint large = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    // Without branches: every output of a convolution comes here.
     return sign | (size < 0x38800000u ? small : size < 0x477ff000u ? usual : large);
 }
 
@@ -69,13 +75,9 @@ float rounded(float x) { return uintBitsToFloat(bfloat_of(x) << 16); }
 #else
 float load1(uint64_t address) { return from_half(uint(Short(address).value)); }
 void store1(uint64_t address, float x) { Short(address).value = uint16_t(half_of(x)); }
-#if defined(VVAE_HARDWARE_ROUNDS)
 uint pack(vec2 x) { return packFloat2x16(f16vec2(x)); }
-#else
-uint pack(vec2 x) { return half_of(x.x) | half_of(x.y) << 16; }
-#endif
 vec2 unpack(uint pair) { return unpackHalf2x16(pair); }
-float rounded(float x) { return unpackHalf2x16(half_of(x)).x; }
+float rounded(float x) { return float(float16_t(x)); }
 #endif
 vec4 load4(uint64_t address) {
     const uvec2 pairs = Word2(address).value;
@@ -91,15 +93,14 @@ vec2 load2(uint64_t address) { return unpack(Word(address).value); }
 float exponential(float x) {
     precise float n = floor(x * 1.44269504 + 0.5);
     n = clamp(n, -126.0, 128.0);
-    precise float r = x - n * 0.693359375;
-    r = r - n * -2.12194440e-4;
+    precise float r = fma(n, 2.12194440e-4, fma(n, -0.693359375, x));
     precise float p = 1.9875691500e-4;
-    p = p * r + 1.3981999507e-3;
-    p = p * r + 8.3334519073e-3;
-    p = p * r + 4.1665795894e-2;
-    p = p * r + 1.6666665459e-1;
-    p = p * r + 5.0000001201e-1;
-    p = p * (r * r) + r + 1.0;
+    p = fma(p, r, 1.3981999507e-3);
+    p = fma(p, r, 8.3334519073e-3);
+    p = fma(p, r, 4.1665795894e-2);
+    p = fma(p, r, 1.6666665459e-1);
+    p = fma(p, r, 5.0000001201e-1);
+    p = fma(p, r * r, r) + 1.0;
     // In two steps, as 2^128 is no float.
     const int whole = int(n), first = whole / 2;
     const float scaled = p * uintBitsToFloat(uint(first + 127) << 23) * uintBitsToFloat(uint(whole - first + 127) << 23);

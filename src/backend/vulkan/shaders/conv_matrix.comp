@@ -3,14 +3,9 @@
 // shape of a matrix and the number of subgroups are the device's. A patch of input, with its halo, serves all taps. While one
 // tap multiplies, the next one's weights are loaded. The sum goes over terms, blocks of channels, taps, channels.
 #extension GL_GOOGLE_include_directive : require
-#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
-#extension GL_EXT_spirv_intrinsics : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
-// RoundingModeRTE: conversions to f16 round to the nearest.
-spirv_execution_mode(capabilities = [4467], 4462, 16);
-#define VVAE_HARDWARE_ROUNDS
 #include "common.glsl"
 #include "conv_params.glsl"
 
@@ -49,8 +44,6 @@ const uint ROW_GROUPS = uint(PIXELS) / M / ROWS;
 const uint COLUMN_GROUPS = SUBGROUPS / ROW_GROUPS;
 const uint COLUMNS = uint(TILE_CHANNELS) / N / COLUMN_GROUPS;
 const uint STEPS = uint(WEIGHT_BLOCK) / K;
-
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Unit { uvec4 value; };
 
 const int PATCH_LOADS = ((8 + 2) * (16 + 2) * int(UNITS) + THREADS - 1) / THREADS;
 const int WEIGHT_LOADS = (TILE_CHANNELS * int(UNITS) + THREADS - 1) / THREADS;
@@ -122,7 +115,7 @@ void fetch_patch(int k_block) {
         const uint64_t place = block + uint64_t(places[i]) * PLACE_BYTES;
         // Pixels of few channels have half a unit.
         if (from.channels < 8) next_patch[i].xy = Word2(place).value;
-        else next_patch[i] = Unit(place).value;
+        else next_patch[i] = Word4(place).value;
     }
 }
 
@@ -134,7 +127,7 @@ uint64_t first_weights(Patch at) {
 void fetch_weights(uint64_t first) {
     [[unroll]] for (int i = 0; i < WEIGHT_LOADS; ++i) {
         const uint index = gl_LocalInvocationIndex + i * THREADS;
-        if (index < TILE_CHANNELS * UNITS) next_weights[i] = Unit(first + uint64_t(i * THREADS) * 16).value;
+        if (index < TILE_CHANNELS * UNITS) next_weights[i] = Word4(first + uint64_t(i * THREADS) * 16).value;
     }
 }
 
@@ -198,7 +191,7 @@ void main() {
         const bool has_next = next.term < terms;
         if (has_next && next.term != at.term) begin_term(tile, next.term);
         if (has_next && (next.term != at.term || !from.is_patched)) place_patch(tile, next.term, next.tap);
-        const uint64_t next_weights_of = first_weights(next);
+        const uint64_t next_weights_of = has_next ? first_weights(next) : weights;
         uint pixels[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; ++r) {
             const uint pixel = row + r * M;
@@ -210,7 +203,8 @@ void main() {
             barrier();
             --left;
             weights = left > 0 ? weights + tap_bytes : next_weights_of;
-            if (left > 0 || has_next) fetch_weights(weights);
+            // Behind the last tap the same ones again, which nobody reads.
+            fetch_weights(weights);
             if (left + 1 == side * side && has_next) fetch_patch(next.k_block);
             multiply(pixels, filled + column * PITCH);
             // The next tap: one pixel on, or in the next row.

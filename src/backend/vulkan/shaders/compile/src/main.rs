@@ -43,7 +43,8 @@ fn kernels() -> Vec<Kernel> {
     }
     let defines = vec![(PRECISIONS[0].1, None)];
     all.push(Kernel { source: OF_MATRICES, output: OF_MATRICES.into(), defines });
-    all.extend(OF_FLOATS.map(|source| Kernel { source, output: source.into(), defines: Vec::new() }));
+    let floats = || vec![(PRECISIONS[2].1, None)];
+    all.extend(OF_FLOATS.map(|source| Kernel { source, output: source.into(), defines: floats() }));
     all
 }
 

@@ -24,9 +24,9 @@ layout(push_constant, scalar) uniform Push { AttentionParams p; };
 const uint CHUNK_UNITS = CHUNK / 8, CHUNK_PITCH = CHUNK_UNITS + 1;
 const uint VALUE_UNITS = CHANNELS / 8, VALUE_PITCH = VALUE_UNITS + 1;
 const uint WEIGHT_PITCH = KEYS / 8 + 1, SCORE_PITCH = KEYS / 4 + 1;
-// Queries and keys, scores, and values lie in one place, one after the other.
-const uint SCORES = 0, SCORE_UNITS = QUERIES * SCORE_PITCH;
-const uint WEIGHTS = max(max((QUERIES + KEYS) * CHUNK_PITCH, VALUE_KEYS * VALUE_PITCH), SCORE_UNITS);
+// Queries and keys, then scores, then values lie in one place.
+const uint SCORES = 0;
+const uint WEIGHTS = max(max((QUERIES + KEYS) * CHUNK_PITCH, VALUE_KEYS * VALUE_PITCH), QUERIES * SCORE_PITCH);
 shared uvec4 memory[WEIGHTS + QUERIES * WEIGHT_PITCH];
 
 // Tiles of scores of a subgroup, side by side; and of the result.
@@ -35,10 +35,13 @@ const uint ROWS = QUERIES / M, COLUMNS = CHANNELS / N / SUBGROUPS;
 
 const uint CHUNK_LOADS = (QUERIES + KEYS) * CHUNK_UNITS / THREADS, VALUE_LOADS = VALUE_KEYS * VALUE_UNITS / THREADS;
 
+// Parameters that loops read. The compiler would load them in every round.
+uint pixels, channels, pixel_channels;
+
 /// Eight channels of a pixel. Zeros beyond the frame and beyond the channels.
 uvec4 channels_of(uint64_t frame, uint pixel, uint part, uint channel) {
-    if (pixel >= p.pixels || channel >= p.channels) return uvec4(0);
-    return Word4(frame + (uint64_t(pixel) * p.input_channels + part * p.channels + channel) * 2).value;
+    if (pixel >= pixels || channel >= channels) return uvec4(0);
+    return ReadOnly4(frame + (uint64_t(pixel) * pixel_channels + part * channels + channel) * 2).value;
 }
 
 void fetch_chunk(uint64_t frame, uint first_query, uint first_key, uint channel, out uvec4 next[CHUNK_LOADS]) {
@@ -58,12 +61,10 @@ void fetch_values(uint64_t frame, uint first_key, uint first_channel, out uvec4 
 }
 
 void put_chunk(uvec4 chunk[CHUNK_LOADS]) {
-    barrier();
     [[unroll]] for (uint i = 0; i < CHUNK_LOADS; ++i) {
         const uint index = gl_LocalInvocationIndex + i * THREADS;
         memory[index / CHUNK_UNITS * CHUNK_PITCH + index % CHUNK_UNITS] = chunk[i];
     }
-    barrier();
 }
 
 #define Scores coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator>
@@ -82,6 +83,13 @@ void score_chunk(uint row, uint column, inout Scores scores[SCORE_TILES]) {
     }
 }
 
+void put_values(uvec4 values[VALUE_LOADS]) {
+    [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
+        const uint index = gl_LocalInvocationIndex + i * THREADS;
+        memory[index / VALUE_UNITS * VALUE_PITCH + index % VALUE_UNITS] = values[i];
+    }
+}
+
 /// The scores of all queries and of some keys, in shared memory.
 void score(uint64_t frame, uint first_query, uint first_key) {
     Scores scores[SCORE_TILES];
@@ -92,14 +100,20 @@ void score(uint64_t frame, uint first_query, uint first_key) {
     uvec4 even[CHUNK_LOADS], odd[CHUNK_LOADS];
     fetch_chunk(frame, first_query, first_key, 0, even);
     fetch_chunk(frame, first_query, first_key, CHUNK, odd);
-    [[dont_unroll]] for (uint chunk = 0; chunk < p.channels; chunk += 2 * CHUNK) {
-        put_chunk(even);
+    barrier();
+    put_chunk(even);
+    [[dont_unroll]] for (uint chunk = 0; chunk < channels; chunk += 2 * CHUNK) {
+        barrier();
         fetch_chunk(frame, first_query, first_key, chunk + 2 * CHUNK, even);
         score_chunk(row, column, scores);
-        if (chunk + CHUNK >= p.channels) break;
+        if (chunk + CHUNK >= channels) break;
+        barrier();
         put_chunk(odd);
+        barrier();
         fetch_chunk(frame, first_query, first_key, chunk + 3 * CHUNK, odd);
         score_chunk(row, column, scores);
+        barrier();
+        put_chunk(even);
     }
     barrier();
     [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
@@ -155,6 +169,9 @@ float weigh(uint count, float most) {
 }
 
 void main() {
+    pixels = p.pixels;
+    channels = p.channels;
+    pixel_channels = p.input_channels;
     const uint first_query = p.first_query + gl_WorkGroupID.x * QUERIES, first_channel = gl_WorkGroupID.z * CHANNELS;
     const uint64_t frame = p.from[gl_WorkGroupID.y];
     coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> result[ROWS * COLUMNS];
@@ -163,9 +180,9 @@ void main() {
     const uint column = gl_SubgroupID * COLUMNS * N;
     float most = uintBitsToFloat(0xff800000u), total = 0.0;
     [[dont_unroll]] for (uint pass = 0; pass < 2; ++pass) {
-        [[dont_unroll]] for (uint first_key = 0; first_key < p.pixels; first_key += KEYS) {
+        [[dont_unroll]] for (uint first_key = 0; first_key < pixels; first_key += KEYS) {
             score(frame, first_query, first_key);
-            const uint count = min(KEYS, p.pixels - first_key);
+            const uint count = min(KEYS, pixels - first_key);
             if (pass == 0) {
                 most = greatest(count, most);
                 continue;
@@ -173,14 +190,11 @@ void main() {
             uvec4 values[VALUE_LOADS];
             fetch_values(frame, first_key, first_channel, values);
             total += weigh(count, most);
+            barrier();
+            put_values(values);
             [[dont_unroll]] for (uint key = 0; key < KEYS; key += VALUE_KEYS) {
                 barrier();
-                [[unroll]] for (uint i = 0; i < VALUE_LOADS; ++i) {
-                    const uint index = gl_LocalInvocationIndex + i * THREADS;
-                    memory[index / VALUE_UNITS * VALUE_PITCH + index % VALUE_UNITS] = values[i];
-                }
-                barrier();
-                if (key + VALUE_KEYS < KEYS) fetch_values(frame, first_key + key + VALUE_KEYS, first_channel, values);
+                fetch_values(frame, first_key + key + VALUE_KEYS, first_channel, values);
                 [[unroll]] for (uint k = 0; k < VALUE_KEYS; k += K) {
                     coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
                     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
@@ -195,6 +209,9 @@ void main() {
                             result[r * COLUMNS + c] = coopMatMulAdd(a[r], b, result[r * COLUMNS + c]);
                     }
                 }
+                barrier();
+                // Behind the last ones come the next block's, which nobody reads.
+                put_values(values);
             }
         }
         if (pass == 0) {
@@ -216,7 +233,7 @@ void main() {
         }
         barrier();
         const uint channel = first_channel + part * 32 + own_lane() * 8;
-        if (query >= p.pixels || channel >= p.out_channels) continue;
+        if (query >= pixels || channel >= p.out_channels) continue;
         const uint sums = SCORES + own_row() * SCORE_PITCH + own_lane() * 2;
         const vec4 low = uintBitsToFloat(memory[sums]) / sum, high = uintBitsToFloat(memory[sums + 1]) / sum;
         const uvec4 packed = uvec4(pack(low.xy), pack(low.zw), pack(high.xy), pack(high.zw));

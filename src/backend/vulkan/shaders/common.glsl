@@ -24,6 +24,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Float2 { vec
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Float4 { vec4 value; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Word2 { uvec2 value; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Word4 { uvec4 value; };
+// What a launch reads and does not write. Such loads are faster.
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer ReadOnly4 { uvec4 value; };
 
 /// Rounds to the nearest f16, to even between two. Integers alone: kernels of other types may convert towards zero.
 uint half_of(float x) {

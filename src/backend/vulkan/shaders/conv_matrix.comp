@@ -115,7 +115,7 @@ void fetch_patch(int k_block) {
         const uint64_t place = block + uint64_t(places[i]) * PLACE_BYTES;
         // Pixels of few channels have half a unit.
         if (from.channels < 8) next_patch[i].xy = Word2(place).value;
-        else next_patch[i] = Word4(place).value;
+        else next_patch[i] = ReadOnly4(place).value;
     }
 }
 
@@ -127,7 +127,7 @@ uint64_t first_weights(Patch at) {
 void fetch_weights(uint64_t first) {
     [[unroll]] for (int i = 0; i < WEIGHT_LOADS; ++i) {
         const uint index = gl_LocalInvocationIndex + i * THREADS;
-        if (index < TILE_CHANNELS * UNITS) next_weights[i] = Word4(first + uint64_t(i * THREADS) * 16).value;
+        if (index < TILE_CHANNELS * UNITS) next_weights[i] = ReadOnly4(first + uint64_t(i * THREADS) * 16).value;
     }
 }
 

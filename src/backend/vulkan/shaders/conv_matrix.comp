@@ -216,9 +216,9 @@ void main() {
         }
         at = next;
     }
-    // To the threads that the epilogue wants them in: 32 channels at a time.
+    // To the threads that the epilogue wants them in: 32 channels at a time. Not unrolled: code that runs once is slow to fetch.
     const OutFrame frame = p.frame[tile.frame];
-    [[unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
+    [[dont_unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
         barrier();
         if (pair > 0) store_records(tile, frame.record, pair - 1);
         [[unroll]] for (uint i = 0; i < ROWS * COLUMNS; ++i) {

@@ -215,7 +215,8 @@ fn caches_in_8_bits_round_as_defined() {
     for gpu in &gpus() {
         let run = |cache| run_chunks(gpu, (&head, &layer), SIZE, cache, CacheFormat::U8).1;
         let error = relative_error(&run(Some(Cache::Split(32))), &run(None));
-        let most = if gpu.precision() == Precision::Fp32 { 1e-5 } else { 5e-3 };
+        // A value between two steps of the format may go to either.
+        let most = if gpu.precision() == Precision::Fp32 { 5e-5 } else { 5e-3 };
         assert!(error <= most, "{}: {error:.1e}", gpu.precision().name());
     }
 }

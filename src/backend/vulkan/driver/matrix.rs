@@ -24,6 +24,8 @@ const RESULT_CHANNELS: u32 = 512;
 const PITCH_BYTES: u32 = 2 * (K_BLOCK + 8);
 /// Pixels of a tile with its halo.
 const PATCH_PIXELS: u32 = 10 * 18;
+/// Bytes of shared memory that a workgroup needs at least. Attention takes 27 KiB, convolutions 24 with one buffer.
+const LEAST_SHARED_MEMORY: u32 = 32 << 10;
 /// Shapes that kernels may take, the best first.
 const SHAPES: [(u32, u32, u32); 6] = [(16, 16, 16), (16, 8, 16), (8, 16, 16), (8, 8, 16), (16, 8, 8), (8, 8, 8)];
 /// With a choice, every vendor's matrix unit works with subgroups of this size.
@@ -63,7 +65,7 @@ impl MatrixShape {
         };
         let shapes =
             SHAPES.into_iter().filter(is_known).map(|(m, n, k)| MatrixShape { m, n, k, subgroup, shared_memory });
-        Ok(shapes.into_iter().find(MatrixShape::divides_tiles))
+        Ok(shapes.into_iter().find(MatrixShape::fits))
     }
 
     /// Subgroups of a convolution's workgroup.
@@ -87,11 +89,12 @@ impl MatrixShape {
         if bytes(2) <= self.shared_memory { 2 } else { 1 }
     }
 
-    /// Whether every tile is divided evenly among subgroups.
-    fn divides_tiles(&self) -> bool {
+    /// Whether every tile is divided evenly among subgroups, and shared memory suffices.
+    fn fits(&self) -> bool {
         let row_groups = PIXELS / self.m / ROWS;
         let column_groups = self.conv_subgroups() / row_groups;
-        column_groups > 0
+        self.shared_memory >= LEAST_SHARED_MEMORY
+            && column_groups > 0
             && self.conv_subgroups().is_multiple_of(row_groups)
             && K_BLOCK.is_multiple_of(self.k)
             && CHUNK.is_multiple_of(self.n)
@@ -109,12 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_shapes_divide_tiles() {
-        let divides = |(m, n, k), subgroup| MatrixShape { m, n, k, subgroup, shared_memory: 32 << 10 }.divides_tiles();
-        assert!(divides((16, 16, 16), 32), "NVIDIA, AMD");
-        assert!(divides((8, 16, 16), 16), "Intel");
-        assert!(divides((8, 8, 8), 8), "lavapipe");
-        assert!(!divides((16, 16, 16), 8) && !divides((32, 32, 16), 32));
+    fn published_shapes_fit() {
+        let fits = |(m, n, k), subgroup| MatrixShape { m, n, k, subgroup, shared_memory: 32 << 10 }.fits();
+        assert!(fits((16, 16, 16), 32), "NVIDIA, AMD");
+        assert!(fits((8, 16, 16), 16), "Intel");
+        assert!(fits((8, 8, 8), 8), "lavapipe");
+        assert!(!fits((16, 16, 16), 8) && !fits((32, 32, 16), 32));
+        let little = MatrixShape { m: 16, n: 16, k: 16, subgroup: 32, shared_memory: 16 << 10 };
+        assert!(!little.fits());
     }
 
     #[test]

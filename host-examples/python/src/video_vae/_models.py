@@ -20,7 +20,7 @@ def resolve(weights: str | os.PathLike) -> str:
     model = _table().get(word)
     if model is None:
         # Without a point and a folder it was meant as a name.
-        if not set(word) & set("./\\") and not os.path.exists(word):
+        if not set(word) & set("./\\") and not Path(word).exists():
             names = ", ".join((_DEMO, *_table()))
             raise CheckpointError(f'"{word}" is no file here and no model\'s name; names are {names}')
         return word

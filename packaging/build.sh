@@ -107,4 +107,5 @@ python3 "$packaging/nuget/pack.py" "$dist/VideoVae.$version.nupkg" "$version" "$
 
 say "target/dist"
 "$tools/bin/twine" check --strict "$dist"/*.whl
-(cd "$dist" && sha256sum -- * | tee SHA256SUMS && ls -lh)
+# Not through a pipe, whose other end might make the file before the names are listed: it would be one of them.
+(cd "$dist" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS && ls -lh)

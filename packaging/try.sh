@@ -163,7 +163,10 @@ windows_consumer() {
         cd "$place/wincpp" && in_wine host.exe "$root/tests/golden/small.safetensors"
 }
 
+sums() { cd "$dist" && sha256sum --quiet -c SHA256SUMS; }
+
 say "Linux"
+check "checksums: every file of target/dist" sums
 check "wheel: pip install and vvae demo, in an empty environment" pip_install_and_demo
 check "wheel: import video_vae, encode, decode" python_runs
 check "wheel: manylinux tag, and no symbol of a newer glibc" manylinux

@@ -293,6 +293,7 @@ fn names_stand_for_checkpoints_everywhere() {
     {
         assert!(error(&run(words)).contains("vvae get seedvr2"), "{words:?}");
     }
+    assert!(error(&run(&["info", "sedvr2"])).contains("no model's name; names are demo, seedvr2, "));
     // An empty variable is unset: the plan is for the published sizes.
     let plan = vvae(&["plan", "--decode", "1x64x64"]).env("VIDEO_VAE_WEIGHTS", "").output().expect("it starts");
     assert!(String::from_utf8_lossy(&plan.stdout).contains("published"), "{}", error(&plan));

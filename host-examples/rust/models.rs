@@ -106,8 +106,15 @@ pub fn resolve(weights: &Path) -> Result<PathBuf> {
         Some(model) => model.find().ok_or_else(|| {
             format!("{word} is not on this machine; get it with: vvae get {word} (or write ./{word} for a file)")
         }),
+        // Without a point and a folder it was meant as a name.
+        None if !word.is_empty() && !word.contains(['.', '/', '\\']) && !weights.exists() => Err(neither(word)),
         None => Ok(weights.to_owned()),
     }
+}
+
+fn neither(word: &str) -> String {
+    let names: Vec<String> = known().into_iter().map(|model| model.name).collect();
+    format!("\"{word}\" is no file here and no model's name; names are {DEMO}, {}", names.join(", "))
 }
 
 /// The hub, or the mirror that the user names.

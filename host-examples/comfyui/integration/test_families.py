@@ -1,5 +1,6 @@
 """Our VAE beside ComfyUI's own, on random checkpoints in the sizes that ComfyUI's own accepts: f32, on the CPU."""
 
+import contextlib
 import json
 import shutil
 
@@ -43,6 +44,13 @@ def wan22_network():
     return WanVAE(z_dim=48, dim_mult=[1, 2, 4, 4], temperal_downsample=[False, True, True])
 
 
+def seedvr2_network():
+    """The same."""
+    from comfy.ldm.seedvr.vae import VideoAutoencoderKLWrapper
+
+    return VideoAutoencoderKLWrapper()
+
+
 NETWORKS = {
     "sdxl": lambda: image_network(4),
     "flux": lambda: without_quant(image_network(16)),
@@ -50,6 +58,7 @@ NETWORKS = {
     "wan21": wan_network,
     "wan22": wan22_network,
     "qwen_image": wan_network,
+    "seedvr2": seedvr2_network,
 }
 
 
@@ -88,11 +97,13 @@ def write(family, path):
                 value.uniform_(0.5, 2)
             elif name.endswith("running_mean"):
                 value.normal_(0, 0.5)
-    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, path)
+    # Without this word ComfyUI takes SeedVR2's names for those of a model of images in diffusers.
+    metadata = {"keep_diffusers_format": "true"} if family == "seedvr2" else None
+    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, path, metadata)
 
 
-# Qwen-Image has the network of Wan 2.1; its workflow is run below.
-@pytest.fixture(scope="module", params=[family for family in NETWORKS if family != "qwen_image"])
+# Qwen-Image has the network of Wan 2.1; its workflow is run below. So is SeedVR2's, which has nodes of its own.
+@pytest.fixture(scope="module", params=[family for family in NETWORKS if family not in ("qwen_image", "seedvr2")])
 def vaes(request, ours, models, checkpoint):
     """Of a model: ComfyUI's own VAE object, ours, and its name."""
     import nodes
@@ -246,31 +257,81 @@ def pictures(base, family):
     return [np.asarray(Image.open(file)).astype(int) for file in files]
 
 
-@pytest.mark.parametrize("families", [WORKFLOWS.keys() - {"wan22"}, {"wan22"}], ids=["others", "wan22"])
-def test_workflows_over_http(tmp_path, ours, checkpoint, families):
-    """The files beside the nodes, with our loader and with ComfyUI's own, run by its server."""
-    base = with_nodes(tmp_path)
-    (base / "models" / "vae").mkdir(parents=True)
-    (base / "input").mkdir()
+def latents(base, family):
+    return [load_file(file)["latent_tensor"] for file in sorted((base / "output").glob(f"video_vae_{family}_*.latent"))]
+
+
+def noise(*shape):
     from PIL import Image
 
-    Image.fromarray(np.random.default_rng(3).integers(0, 256, (37, 55, 3), "u1")).save(base / "input" / "example.png")
-    for family in families:
-        (base / "models" / "vae" / file_of(family)).symlink_to(checkpoint(family))
+    return [Image.fromarray(one) for one in np.random.default_rng(3).integers(0, 256, shape, "u1")]
+
+
+@contextlib.contextmanager
+def server(base, checkpoints):
+    """ComfyUI's server with a user's folder and files of models: what runs a workflow in it."""
+    (base / "models" / "vae").mkdir(parents=True)
+    (base / "input").mkdir()
+    for name, file in checkpoints.items():
+        (base / "models" / "vae" / name).symlink_to(file)
     port = free_port()
+    address = f"http://127.0.0.1:{port}"
+
+    def run(prompt):
+        job = request("POST", f"{address}/prompt", {"prompt": prompt})["prompt_id"]
+        history = until(lambda: request("GET", f"{address}/history/{job}"))
+        assert history[job]["status"]["status_str"] == "success", history[job]["status"]
+
     log = (base / "log").open("w")
-    with running(*main(base, "--port", str(port), "--fp32-vae"), cwd=COMFYUI, stdout=log, stderr=log):
-        address = f"http://127.0.0.1:{port}"
+    with log, running(*main(base, "--port", str(port), "--fp32-vae"), cwd=COMFYUI, stdout=log, stderr=log):
         until(lambda: request("GET", f"{address}/object_info/VideoVaeLoad"))
+        yield run
+
+
+@pytest.mark.parametrize("families", [WORKFLOWS.keys() - {"wan22", "seedvr2"}, {"wan22"}], ids=["others", "wan22"])
+def test_workflows_over_http(tmp_path, ours, checkpoint, families):
+    """The files beside the nodes, with our loader and with ComfyUI's own, run by its server."""
+    with server(with_nodes(tmp_path), {file_of(family): checkpoint(family) for family in families}) as run:
+        noise(1, 37, 55, 3)[0].save(tmp_path / "input" / "example.png")
         for family in families:
-            for prompt in (WORKFLOWS[family], swapped(WORKFLOWS[family])):
-                job = request("POST", f"{address}/prompt", {"prompt": prompt})["prompt_id"]
-                history = until(lambda: request("GET", f"{address}/history/{job}"))  # noqa: B023
-                assert history[job]["status"]["status_str"] == "success", history[job]["status"]
+            run(WORKFLOWS[family])
+            run(swapped(WORKFLOWS[family]))
     for family in families:
-        found, right = (
-            load_file(file)["latent_tensor"] for file in sorted((base / "output").glob(f"video_vae_{family}_*.latent"))
-        )
-        close(found, right)
-        found, right = pictures(base, family)
+        close(*latents(tmp_path, family))
+        found, right = pictures(tmp_path, family)
         assert found.shape == right.shape and np.abs(found - right).max() <= 1, family
+
+
+# What ComfyUI's network does behind its decoder, and ours does not. Newer ComfyUIs have a node for it.
+WITHOUT_COLOURS = """import comfy.ldm.seedvr.vae
+comfy.ldm.seedvr.vae.lab_color_transfer = lambda pixels, reference: pixels
+NODE_CLASS_MAPPINGS = {}
+"""
+
+
+def test_seedvr2_over_http(tmp_path, ours, checkpoint):
+    """A clip by the workflow beside the nodes, and by ComfyUI's own loader with its node for SeedVR2."""
+    if not hasattr(pytest.importorskip("comfy_extras.nodes_seedvr"), "SeedVR2InputProcessing"):
+        pytest.skip("this ComfyUI has no SeedVR2InputProcessing")
+    workflow = swapped(WORKFLOWS["seedvr2"])
+    first, *others = noise(5, 128, 144, 3)
+    # The node scales to its resolution, the shorter side, and takes 120 or more.
+    sizes = {"resolution": 128, "spatial_tile_size": 512, "spatial_overlap": 64, "temporal_tile_size": 5}
+    inputs = {"images": ["1", 0], "vae": ["2", 0], "enable_tiling": False, **sizes}
+    encode = {**workflow, "3": {"class_type": "SeedVR2InputProcessing", "inputs": inputs}}
+    decode = {**workflow, "3": {"class_type": "LoadLatent", "inputs": {"latent": "sampled.latent"}}}
+    with_nodes(tmp_path)
+    (tmp_path / "custom_nodes" / "without_colours.py").write_text(WITHOUT_COLOURS, encoding="utf-8")
+    with server(tmp_path, {file_of("seedvr2"): checkpoint("seedvr2")}) as run:
+        first.save(tmp_path / "input" / "example.png", save_all=True, append_images=others)
+        run(WORKFLOWS["seedvr2"])
+        run({key: encode[key] for key in "1236"})
+        found, right = latents(tmp_path, "seedvr2")
+        right = right.movedim(-1, 1).contiguous()
+        # As ComfyUI's sampler hands them on: time is folded into the channels.
+        sampled = {"latent_tensor": right.flatten(1, 2), "latent_format_version_0": torch.tensor([])}
+        save_file(sampled, tmp_path / "input" / "sampled.latent")
+        run({key: decode[key] for key in "2345"})
+    close(found, right)
+    frames = pictures(tmp_path, "seedvr2")
+    assert len(frames) == 10 and np.abs(np.array(frames[:5]) - frames[5:]).max() <= 1

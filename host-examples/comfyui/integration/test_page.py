@@ -1,5 +1,6 @@
 """ComfyUI's server as users start it, and its page in a real browser. Needs chromedriver."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,13 +19,23 @@ def base(tmp_path):
     return with_nodes(tmp_path)
 
 
+@contextlib.contextmanager
+def browser(driver):
+    """The address of a browser's session. Killing chromedriver alone would leave the browser running."""
+    options = {"goog:chromeOptions": {"args": HEADLESS}}
+    session = until(lambda: request("POST", f"{driver}/session", {"capabilities": {"alwaysMatch": options}}))
+    url = f"{driver}/session/{session['value']['sessionId']}"
+    try:
+        yield url
+    finally:
+        request("DELETE", url)
+
+
 class Page:
     """ComfyUI's page, by the protocol of WebDriver."""
 
-    def __init__(self, driver, address):
-        options = {"goog:chromeOptions": {"args": HEADLESS}}
-        session = until(lambda: request("POST", f"{driver}/session", {"capabilities": {"alwaysMatch": options}}))
-        self._url = f"{driver}/session/{session['value']['sessionId']}"
+    def __init__(self, session, address):
+        self._url = session
         request("POST", f"{self._url}/url", {"url": address})
         until(lambda: self.run("return Boolean(window.app?.graph && app.extensionManager?.setting)"))
 
@@ -47,10 +58,11 @@ def test_the_page_takes_the_workflows(base):
     with (
         running(*main(base, "--port", str(port)), cwd=COMFYUI, stdout=log, stderr=log),
         running("chromedriver", f"--port={driver}", stdout=subprocess.DEVNULL),
+        browser(f"http://127.0.0.1:{driver}") as session,
     ):
         address = f"http://127.0.0.1:{port}"
         until(lambda: request("GET", f"{address}/object_info/VideoVaeLoader"))
-        page = Page(f"http://127.0.0.1:{driver}", address)
+        page = Page(session, address)
         page.run("app.extensionManager.setting.set('Comfy.Validation.Workflows', true)")
         for name in ("workflow.json", "workflow_seedvr2.json"):
             workflow = json.loads((HERE.parent / name).read_text(encoding="utf-8"))

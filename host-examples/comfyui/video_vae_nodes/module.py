@@ -47,6 +47,10 @@ class FirstStageModel(_InComfyUi, Autoencoder):
         super().__init__(weights, "cpu", dtype, config={}, **parameters)
         self._scale, self._packing = vae.video_vae.scaling_factor, vae.packing
 
+    @classmethod
+    def _is_for(cls, model: Model) -> bool:
+        return True
+
     def _config(self, model: Model, header: Header) -> Config:
         return Config({"latent_channels": model.latent_channels})
 

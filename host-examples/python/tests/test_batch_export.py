@@ -68,6 +68,21 @@ def test_what_the_trainer_would_not_take_is_refused(tmp_path, samples, words):
         export([shard(tmp_path / "in", *samples)], "musubi-wan", tmp_path / "out")
 
 
+def test_a_failing_export_changes_nothing(tmp_path):
+    out = tmp_path / "out"
+    export([shard(tmp_path / "before", clip("a.mp4"))], "musubi-wan", out)
+    kept = {file.name: file.read_bytes() for file in out.iterdir()}
+    about, latent = clip("a.mp4")
+    folder = shard(tmp_path / "in", (about, latent + 1), clip("b.mp4"), clip("c.mp4", 8))
+    with pytest.raises(BatchError, match="000000002.*4n"):
+        export([folder], "musubi-wan", out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == kept
+    # Without what cannot be cached it replaces the earlier file.
+    assert export([shard(tmp_path / "in", (about, latent + 1), clip("b.mp4"))], "musubi-wan", out) == 2
+    (name,) = kept
+    assert len(list(out.iterdir())) == 2 and (out / name).read_bytes() != kept[name]
+
+
 def test_a_missing_shard_is_named(tmp_path):
     with pytest.raises(BatchError, match="no shard"):
         export([str(tmp_path / "absent")], "musubi-wan", tmp_path / "out")

@@ -20,7 +20,7 @@ from video_vae.batch.shards import ShardWriter, parse_safetensors, read_shard, s
 from video_vae.batch.worker import Worker  # noqa: E402
 
 FAMILIES = GOLDEN / "families"
-WAN, FLUX, FLUX2 = (FAMILIES / f"{name}.safetensors" for name in ("wan21", "flux", "flux2"))
+WAN, WAN22, FLUX, FLUX2 = (FAMILIES / f"{name}.safetensors" for name in ("wan21", "wan22", "flux", "flux2"))
 
 
 def samples_of(out):
@@ -40,22 +40,23 @@ def pictures(folder, shape, count):
     return found
 
 
-def test_a_training_set_has_what_the_diffusion_model_reads(tmp_path):
+@pytest.mark.parametrize("weights", [WAN, WAN22])
+def test_a_training_set_has_what_the_diffusion_model_reads(tmp_path, weights):
     clips, out = tmp_path / "clips", tmp_path / "latents"
     clips.mkdir()
     frames = pattern(4, 9, 32, 48)
     write_lossless(clips / "a.mkv", frames)
-    done = run("encode", clips, "--out", out, weights=WAN)
+    done = run("encode", clips, "--out", out, weights=weights)
     assert done.returncode == 0, done.stderr
     (sample,) = samples_of(out).values()
-    with VideoVae(WAN, "cpu", latents="model") as vae:
+    with VideoVae(weights, "cpu", latents="model") as vae:
         latent = vae.encode(frames, dtype="float16")[0]
         assert set(sample.tensors) == {"mean"} and np.array_equal(sample.tensors["mean"], latent)
         right = vae.decode(latent[None], layout="THWC", dtype="uint8")
     said = {"latents": "model", "latent_format": "auto", "scaling_factor": 1.0}
     assert said.items() <= sample.about.items() and said.items() <= manifest_of(out)[0].items()
     # What the JSON says is what is decoded.
-    done = run("decode", out, "--out", tmp_path / "videos", "--codec", "ffv1", weights=WAN)
+    done = run("decode", out, "--out", tmp_path / "videos", "--codec", "ffv1", weights=weights)
     assert done.returncode == 0, done.stderr
     assert np.array_equal(frames_of(tmp_path / "videos" / "latents-000000" / "a.mkv"), right)
 
@@ -102,7 +103,7 @@ def test_latents_that_the_json_says_wrongly_are_broken(tmp_path):
     assert reasons[3:] == ["", ""]
 
 
-@pytest.mark.parametrize("weights", [FLUX, WAN])
+@pytest.mark.parametrize("weights", [FLUX, WAN, WAN22])
 def test_images_of_one_size_are_encoded_together(tmp_path, monkeypatch, weights):
     """With the bits of each alone."""
     images = pictures(tmp_path / "images", (24, 40, 3), 7)

@@ -42,6 +42,15 @@ def test_a_name_is_found_where_vvae_get_puts_it(tmp_path, monkeypatch):
         assert COMMIT in repr(vae) or "ema_vae_fp16" in repr(vae)
 
 
+def test_a_mistyped_name_is_told_the_names(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match='"sedvr2" is no file here .*names are demo, seedvr2, '):
+        VideoVae("sedvr2", "cpu")
+    # A file may have such a name.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sedvr2").symlink_to(SMALL)
+    VideoVae("sedvr2", "cpu").close()
+
+
 def test_a_closed_object_says_so():
     vae = VideoVae(SMALL, "cpu")
     vae.close()

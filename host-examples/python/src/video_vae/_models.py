@@ -19,6 +19,10 @@ def resolve(weights: str | os.PathLike) -> str:
         return str(_asset("demo.safetensors"))
     model = _table().get(word)
     if model is None:
+        # Without a point and a folder it was meant as a name.
+        if not set(word) & set("./\\") and not Path(word).exists():
+            names = ", ".join((_DEMO, *_table()))
+            raise CheckpointError(f'"{word}" is no file here and no model\'s name; names are {names}')
         return word
     found = _cached(model["repository"], model["path"])
     if found is None:

@@ -7,6 +7,7 @@ has its shape and type.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy
 
-from .errors import BatchError, BrokenInput
-from .files import AtomicFile, own_folder
+from .errors import BatchError, BrokenInput, storage_error
+from .files import PARTIAL, AtomicFile, own_folder, sync_folder
 from .shards import Sample, read_shard, safetensors_header
 
 # By the option --layout: what the architecture is called in names of files, and in their metadata.
@@ -37,9 +38,34 @@ class _Cached:
 
 
 def export(shards: Sequence[str], layout: str, out: Path) -> int:
-    """Writes a cache file for each sample, and returns their number. Nothing is left out: what cannot be cached
-    raises."""
+    """Writes a cache file for each sample, and returns their number. What cannot be cached raises, and then `out` has
+    the files that it had before."""
     own_folder(out)
+    with _partial_folder(out) as partial:
+        names = _write_all(shards, layout, Path(partial))
+        _move(names, Path(partial), out)
+    return len(names)
+
+
+def _partial_folder(out: Path) -> tempfile.TemporaryDirectory[str]:
+    """Inside `out`, so that a rename stays on one file system."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=".export.", suffix=PARTIAL, dir=out)
+    except OSError as error:
+        raise storage_error(error, out) from error
+
+
+def _move(names: list[str], partial: Path, out: Path) -> None:
+    for name in names:
+        try:
+            (partial / name).replace(out / name)
+        except OSError as error:
+            raise storage_error(error, out / name) from error
+    sync_folder(out)
+
+
+def _write_all(shards: Sequence[str], layout: str, folder: Path) -> list[str]:
+    """The names of the files."""
     written: dict[str, str] = {}
     kinds: dict[bool, str] = {}
     for path in _paths(shards):
@@ -55,8 +81,8 @@ def export(shards: Sequence[str], layout: str, out: Path) -> int:
             kinds[cached.is_video] = place
             if len(kinds) > 1:
                 raise BatchError(f"{kinds[True]} is video, {kinds[False]} an image; the trainer wants a folder of each")
-            _write(out / cached.name, cached)
-    return len(written)
+            _write(folder / cached.name, cached)
+    return list(written)
 
 
 def _paths(shards: Sequence[str]) -> Iterator[Path]:

@@ -2,11 +2,12 @@
 # Runs tests on a Vulkan device that is the CPU: lavapipe of a newer Debian, unpacked into a folder and not installed. Debian 12's
 # own lacks features that kernels need. The device is vulkan:0, and the validation layers watch it.
 #   tests/vulkan/run.sh COMMAND ARGUMENTS     such as: tests/vulkan/run.sh cargo test --release --test model_exact
-# VVAE_VULKAN_DRIVER: the folder, 100 MB; target/vulkan if not given. VVAE_VULKAN_LAYERS=off: without validation.
+# VVAE_VULKAN_DRIVER: the folder, 100 MB; target/vulkan if not given. VVAE_VULKAN_SUITE: the Debian; testing if not given.
+# VVAE_VULKAN_LAYERS=off: without validation.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${VVAE_VULKAN_DRIVER:-$root/target/vulkan}
-suite=testing
+suite=${VVAE_VULKAN_SUITE:-testing}
 
 unpack() {
     local mirror apt

@@ -14,7 +14,7 @@ use common::weights::random_weights;
 use common::{Random, devices};
 use video_vae::internals::error::Error;
 use video_vae::internals::exec::{
-    self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session, StreamStart,
+    self, Allocators, Call, ClipRange, Control, DeviceName, Extent, JobShape, Outputs, Pull, Session,
 };
 use video_vae::internals::ir::{DType, Shape, TensorDevice, View};
 use video_vae::internals::model::graph::NodeOp;
@@ -95,8 +95,9 @@ impl Job<'_> {
     /// Pushed a frame at a time.
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let cancel = AtomicBool::new(false);
-        let start = StreamStart { direction: self.direction, input: self.input.shape, first: 0 };
-        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
+        let extent = Extent::Stream { first: 0 };
+        let start = JobShape { direction: self.direction, input: self.input.shape, extent };
+        let mut stream = session.open_stream(&start, &Control::new(&cancel)).unwrap();
         let (mut pushed, mut pulled) = (0, Vec::new());
         loop {
             if pushed < self.input.shape.frames {
@@ -201,7 +202,7 @@ fn check_bits(what: &str, job: &mut Job, session: &mut dyn Session, whole: &Memo
         let part = job.run(session, Some(range)).unwrap();
         assert!(part.values == whole.frames(first, count).values, "{what}, frames {first} to {}", first + count);
     }
-    let shape = JobShape { direction: job.direction, input: job.input.shape, range: None };
+    let shape = JobShape { direction: job.direction, input: job.input.shape, extent: Extent::Clip };
     let free = session.plan(&shape, &AtomicBool::new(false)).unwrap().device_bytes;
     for percent in [90, 70, 50] {
         configure(session, &[("memory_limit", &(free * percent / 100).to_string())]);

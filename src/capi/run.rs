@@ -10,7 +10,7 @@ use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, Control, JobShape, Progress};
+use crate::exec::{Call, ClipRange, Control, Extent, JobShape, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn vvae_plan_timeline(
         // SAFETY: the host vouches for its text and numbers.
         let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
         check_place("length", length, "the number")?;
-        let job = JobShape { direction, input, range: None };
+        let job = JobShape { direction, input, extent: clip_or_stream(input) };
         let devices = open.session.timelines(&job, handle.cancel_flag())?;
         let json = serde_json::json!({ "devices": devices }).to_string();
         // SAFETY: the host vouches for a buffer of this capacity, and for the number.
@@ -174,8 +174,11 @@ pub(super) unsafe fn plan_call(
         let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
         // SAFETY: the caller's promise.
         unsafe { sized::check("out", out) }?;
-        let range = range.map(|range| range(input.frames)).transpose()?;
-        let plan = open.session.plan(&JobShape { direction, input, range }, handle.cancel_flag())?;
+        let extent = match range {
+            Some(range) => Extent::Range(range(input.frames)?),
+            None => clip_or_stream(input),
+        };
+        let plan = open.session.plan(&JobShape { direction, input, extent }, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
         unsafe { write_plan(&plan, out, text, capacity) }
@@ -207,6 +210,11 @@ pub(super) unsafe fn run_call(
         handle.finished(plan, started.elapsed().as_secs_f64());
         Ok(VVAE_OK)
     })
+}
+
+/// What is planned for an input: 0 frames stand for a stream.
+fn clip_or_stream(input: Shape) -> Extent {
+    if input.frames == 0 { Extent::Stream { first: 0 } } else { Extent::Clip }
 }
 
 /// The direction and input shape of a job. A stream has 0 frames, whatever the host passes.

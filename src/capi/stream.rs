@@ -9,7 +9,7 @@ use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
-use crate::exec::{Outputs, Pull, StreamStart};
+use crate::exec::{Extent, JobShape, Outputs, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -72,8 +72,8 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
         // SAFETY: the caller's promise.
         let (direction, input) = unsafe { node_and_shape(node, shape, true) }?;
-        let start = StreamStart { direction, input, first: unsigned("first", first)? };
-        let stream = open.session.open_stream(start, &handle.control())?;
+        let job = JobShape { direction, input, extent: Extent::Stream { first: unsigned("first", first)? } };
+        let stream = open.session.open_stream(&job, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, stream);
         // SAFETY: as above.

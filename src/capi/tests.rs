@@ -14,7 +14,7 @@ use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{
-    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, StreamStart, Trim,
+    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Trim,
 };
 use crate::ir::{Rates, Shape, TensorDevice, View};
 use crate::model::families::seedvr2::Sizes;
@@ -75,7 +75,7 @@ impl Session for Mock {
         }
         if control.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(plan()) }
     }
-    fn open_stream(&mut self, _: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(&mut self, _: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         if let Some(v) = CANCELLED_HANDLE.get() {
             // SAFETY: null, or a handle.
             unsafe { vvae_cancel(std::ptr::without_provenance_mut(v)) };

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::device_model::DeviceModel;
 use super::ledger::Ledger;
 use super::search::{HOST_MARGIN, Job, MARGIN};
-use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, StreamStart, Trim, check};
+use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, Trim, check};
 use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::TensorDevice;
@@ -83,9 +83,9 @@ impl Session for PlanningSession {
         self.own.run(call, control)
     }
 
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         self.refuse_to_run()?;
-        self.own.open_stream(start, control)
+        self.own.open_stream(job, control)
     }
 
     fn ledger(&self) -> Arc<Ledger> {

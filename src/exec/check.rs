@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, JobShape, Outputs, Settings};
+use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs, Settings};
 use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View, share_bytes};
 use crate::model::{Cone, Direction, FrameRange, Network};
 
@@ -27,8 +27,8 @@ fn refuse<T>(why: String) -> Result<T> {
 /// Frames of a clip that is passed as a whole, at most.
 const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
-/// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
-pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
+/// Checks the shape of an input on its own. The frames of a stream do not count.
+fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
     let (name, dims, geometry) = (input_name(network.direction), shape.dims(), &network.geometry);
     let (channels, fits, scale) = match network.direction {
         Direction::Encode => (geometry.pixel_channels, network.is_video(shape.channels), 1),
@@ -37,7 +37,8 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
             (channels, shape.channels == channels, geometry.packed_space())
         }
     };
-    if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
+    let counts = |axis: &usize| !(stream && *axis == 2);
+    if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] == 0) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
     }
     if !fits {
@@ -51,19 +52,19 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
     let most = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, (1 << 17) / scale, (1 << 17) / scale];
-    if let Some(axis) = (0..5).find(|axis| dims[*axis] > most[*axis]) {
+    if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] > most[*axis]) {
         return refuse(format!("{name}: {} is {}; the most is {}", AXES[axis], dims[axis], most[axis]));
     }
     // All clips of a stream are under way at the same time.
     const MOST_STREAMED: u64 = 256;
-    if shape.frames == 0 && shape.batch > MOST_STREAMED {
+    if stream && shape.batch > MOST_STREAMED {
         return refuse(format!("{name}: B is {}; a stream takes {MOST_STREAMED} clips at a time at most", shape.batch));
     }
     Ok(())
 }
 
 /// More frames than any clip has, and few enough to be counted at every rate.
-pub const MOST_FRAMES: u64 = 1 << 40;
+const MOST_FRAMES: u64 = 1 << 40;
 
 /// Checks that a range lies in its clip. Returns what it depends on.
 pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
@@ -90,8 +91,15 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
 
 /// Checks a job that is to be planned. Returns what its output depends on.
 pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
-    input_shape(network, job.input, job.range.is_none())?;
-    job.range.map_or_else(|| Ok(Cone::new(network, FrameRange::WHOLE)), |asked| range(network, asked))
+    input_shape(network, job.input, job.is_stream())?;
+    match job.extent {
+        Extent::Clip => Ok(Cone::new(network, FrameRange::WHOLE)),
+        Extent::Range(asked) => range(network, asked),
+        Extent::Stream { first } if first > MOST_FRAMES => Err(Error::Argument(format!(
+            "first: {first} is more than the last frame of any clip, {MOST_FRAMES}"
+        ))),
+        Extent::Stream { first } => Ok(Cone::new(network, FrameRange { first, end: None })),
+    }
 }
 
 /// Checks that the input of a range has the frames that it needs: `count` from `first` on.
@@ -101,14 +109,6 @@ fn range_input(direction: Direction, found: u64, count: u64, first: u64) -> Resu
     }
     let (name, last) = (ends(direction).0.name(), first + count - 1);
     refuse(format!("{name}: T is {found}, expected {count}: the range needs frames {first} to {last} of the clip"))
-}
-
-/// Checks where a stream begins.
-pub fn first_frame(network: &Network, first: u64) -> Result<Cone> {
-    if first > MOST_FRAMES {
-        return Err(Error::Argument(format!("first: {first} is more than the last frame of any clip, {MOST_FRAMES}")));
-    }
-    Ok(Cone::new(network, FrameRange { first, end: None }))
 }
 
 fn place(name: &str, view: &View, places: &[TensorDevice]) -> Result<()> {

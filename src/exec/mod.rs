@@ -93,30 +93,29 @@ pub struct ClipRange {
     pub count: Option<u64>,
 }
 
-/// A job to be planned, not checked yet.
+/// Which frames of a clip come out.
+#[derive(Debug, Clone, Copy)]
+pub enum Extent {
+    /// All of them.
+    Clip,
+    Range(ClipRange),
+    /// All from frame `first` on, of a clip whose end is not known.
+    Stream { first: u64 },
+}
+
+/// A job to be planned, or a stream to be opened, not checked yet.
 #[derive(Debug, Clone, Copy)]
 pub struct JobShape {
     pub direction: Direction,
-    /// Of the whole clip that would go in: video for encode, latents for decode. 0 frames stand for a stream.
+    /// Of the whole clip that would go in: video for encode, latents for decode. The frames of a stream do not count.
     pub input: Shape,
-    /// `None`: the whole clip.
-    pub range: Option<ClipRange>,
+    pub extent: Extent,
 }
 
 impl JobShape {
     fn is_stream(&self) -> bool {
-        self.input.frames == 0
+        matches!(self.extent, Extent::Stream { .. })
     }
-}
-
-/// A stream to be opened, not checked yet.
-#[derive(Debug, Clone, Copy)]
-pub struct StreamStart {
-    pub direction: Direction,
-    /// As in [`JobShape`]. Its frame count is ignored.
-    pub input: Shape,
-    /// The frame of the clip that the output begins with.
-    pub first: u64,
 }
 
 /// The input frames that a range needs.
@@ -179,7 +178,8 @@ pub trait Session: Send {
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>>;
+    /// `job`: of a stream.
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);

@@ -19,12 +19,12 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, StreamStart, Trim,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim,
     check, nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note, Precision};
 use crate::error::{Result, check_cancel};
-use crate::ir::{DeviceProfile, Shape, TensorDevice};
+use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Direction, Geometry, Model};
 use crate::plan::{Plan, Target, WeightBytes};
@@ -320,14 +320,10 @@ impl<B: Backend> Session for Engine<B> {
         Ok(report)
     }
 
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
-        let StreamStart { direction, first, .. } = start;
-        let (input, network) = (Shape { frames: 0, ..start.input }, self.on.network(direction));
-        check::input_shape(network, input, true)?;
-        let cone = Arc::new(check::first_frame(network, first)?);
-        let job = Job { direction, input, cone };
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        let job = Job::new(self.on.network(job.direction), job)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
-        let stream = Streaming::new(self.make_ready(&job, plan, control)?, input);
+        let stream = Streaming::new(self.make_ready(&job, plan, control)?, job.input);
         self.tell_idle();
         Ok(Box::new(stream))
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::divide::Part;
-use crate::exec::{Call, ClipRange, JobShape};
+use crate::exec::{Call, ClipRange, Extent, JobShape};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
@@ -130,7 +130,8 @@ impl FleetJob {
     /// What a part is to the session of its member.
     pub fn shape(&self, part: &Part) -> JobShape {
         let input = Shape { batch: part.clip_count(), ..self.clip };
-        JobShape { direction: self.direction(), input, range: self.range(part) }
+        let extent = self.range(part).map_or(Extent::Clip, Extent::Range);
+        JobShape { direction: self.direction(), input, extent }
     }
 
     /// The shape that the host passes in.

@@ -22,7 +22,7 @@ use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, StreamStart, Trim, check};
+use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Trim, check};
 use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
 use crate::model::Model;
@@ -59,10 +59,11 @@ impl FleetSession {
 fn asked(fleet: &Fleet, job: &JobShape) -> Result<FleetJob> {
     let network = fleet.network(job.direction);
     check::job(network, job)?;
-    if job.is_stream() {
-        return stream::round(fleet, network, job.input);
+    match job.extent {
+        Extent::Clip => Ok(FleetJob::new(network, job.input, None, None)),
+        Extent::Range(range) => Ok(FleetJob::new(network, job.input, Some(range), None)),
+        Extent::Stream { .. } => stream::round(fleet, network, job.input),
     }
-    Ok(FleetJob::new(network, job.input, job.range, None))
 }
 
 impl Session for FleetSession {
@@ -87,7 +88,10 @@ impl Session for FleetSession {
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
         let asked = asked(&fleet, job)?;
-        if job.is_stream() { stream::plan(&mut fleet, &asked, 0, cancel) } else { fleet.plan(&asked, cancel) }
+        match job.extent {
+            Extent::Stream { first } => stream::plan(&mut fleet, &asked, first, cancel),
+            Extent::Clip | Extent::Range(_) => fleet.plan(&asked, cancel),
+        }
     }
 
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
@@ -109,8 +113,8 @@ impl Session for FleetSession {
         if fleet.has_left_fp16() && !had_left { fleet.run(&job, &tensors, control) } else { Ok(report) }
     }
 
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
-        Ok(Box::new(stream::open(&self.fleet, &self.ledger, start, control.cancel)?))
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        Ok(Box::new(stream::open(&self.fleet, &self.ledger, job, control.cancel)?))
     }
 
     fn ledger(&self) -> Arc<Ledger> {

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, StreamStart, check, nonfinite};
+use crate::exec::{ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -53,21 +53,21 @@ pub struct FleetStream {
 pub fn open(
     fleet: &Arc<Mutex<Fleet>>,
     ledger: &Arc<Ledger>,
-    start: StreamStart,
+    job: &JobShape,
     cancel: &AtomicBool,
 ) -> Result<FleetStream> {
-    let (mut locked, first) = (fleet.lock(), start.first);
-    let (network, input) = (Arc::clone(locked.network(start.direction)), Shape { frames: 0, ..start.input });
-    check::input_shape(&network, input, true)?;
-    let cone = check::first_frame(&network, first)?;
-    let job = round(&locked, &network, input)?;
-    let plan = plan(&mut locked, &job, first, cancel)?;
+    let mut locked = fleet.lock();
+    let network = Arc::clone(locked.network(job.direction));
+    let cone = check::job(&network, job)?;
+    let (input, first) = (Shape { frames: 0, ..job.input }, cone.range.first);
+    let round = round(&locked, &network, input)?;
+    let plan = plan(&mut locked, &round, first, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
         ledger: Arc::clone(ledger),
         check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
-        round: job.whole().frame_count(),
+        round: round.whole().frame_count(),
         next: first,
         inputs: None,
         loaded: cone.first_input,

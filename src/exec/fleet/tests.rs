@@ -77,8 +77,8 @@ impl Session for Failing {
         let mut own = Control { cancel: &cancel, progress: Some(&mut progress), log: control.log };
         self.inner.run(call, &mut own).map_err(|_| self.error.clone())
     }
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
-        self.inner.open_stream(start, control)
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.inner.open_stream(job, control)
     }
     fn ledger(&self) -> Arc<Ledger> {
         self.inner.ledger()
@@ -254,9 +254,8 @@ fn a_stream_ends_if_its_members_have_left_fp16_meanwhile() {
     let RoundingFleet { mut session, _file, .. } = rounding_fleet(ENCODER);
     let (mut decode, cancel) = (Tensors::new(Direction::Decode, LATENT, VIDEO), AtomicBool::new(false));
     let control = Control::new(&cancel);
-    let mut stream = session
-        .open_stream(StreamStart { direction: Direction::Decode, input: LATENT.into(), first: 0 }, &control)
-        .unwrap();
+    let (direction, extent) = (Direction::Decode, Extent::Stream { first: 0 });
+    let mut stream = session.open_stream(&JobShape { direction, input: LATENT.into(), extent }, &control).unwrap();
     let (waits, frames) = decode.feed(&mut *stream, false);
     assert!(waits.is_ok() && frames > 0, "the decoder does not overflow: {waits:?}");
     Tensors::new(Direction::Encode, VIDEO, LATENT).run(&mut session).unwrap();

@@ -9,7 +9,7 @@ use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
 use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};
-use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, Pull};
+use crate::exec::{Allocators, Extent, Limit, LogLevel, LogSink, Outputs, Pull};
 use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};
 use crate::node;
 use crate::testing::{golden, overflowing};
@@ -174,8 +174,9 @@ impl Tensors {
     /// A stream that gets all of the input. How it ends, and how many frames came out.
     pub fn stream(&mut self, session: &mut dyn Session) -> (Result<Pull>, u64) {
         let cancel = AtomicBool::new(false);
-        let start = StreamStart { direction: self.direction, input: self.input.1.into(), first: 0 };
-        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
+        let extent = Extent::Stream { first: 0 };
+        let job = JobShape { direction: self.direction, input: self.input.1.into(), extent };
+        let mut stream = session.open_stream(&job, &Control::new(&cancel)).unwrap();
         self.feed(&mut *stream, true)
     }
 
@@ -228,7 +229,7 @@ fn a_call_that_overflows_in_fp16_is_repeated_in_bf16_and_the_handle_stays_with_i
     for (model, tensor, [latent, video]) in OVERFLOWS {
         let file = overflowing(model, tensor);
         let mut decode = Tensors::new(Direction::Decode, latent, video);
-        let job = JobShape { direction: Direction::Decode, input: latent.into(), range: None };
+        let job = JobShape { direction: Direction::Decode, input: latent.into(), extent: Extent::Clip };
         let mut asked = rounding(&file.0);
         let bf16 = Settings { precision: Some(Precision::Bf16), ..node::defaults() };
         asked.configure(bf16).unwrap();

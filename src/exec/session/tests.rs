@@ -66,6 +66,7 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     let (direction, cancel) = (case.direction, AtomicBool::new(false));
     let call = Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
     let report = engine.run(&call, &mut Control::new(&cancel))?;
+    assert_eq!((report.input, report.output), (case.input.into(), case.output.into()));
     let bits = output.iter().map(|value| value.to_bits()).collect();
     Ok(Ran { bits, bytes: report.device_bytes, text: report.to_string(), sites: engine.on.device.wait_sites() })
 }

@@ -13,9 +13,7 @@ use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
-use crate::exec::{
-    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Trim,
-};
+use crate::exec::{Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
 use crate::ir::{Rates, Shape, TensorDevice, View};
 use crate::model::families::seedvr2::Sizes;
 use crate::model::{Direction, FrameRange, Model};

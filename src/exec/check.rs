@@ -95,9 +95,9 @@ pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
     match job.extent {
         Extent::Clip => Ok(Cone::new(network, FrameRange::WHOLE)),
         Extent::Range(asked) => range(network, asked),
-        Extent::Stream { first } if first > MOST_FRAMES => Err(Error::Argument(format!(
-            "first: {first} is more than the last frame of any clip, {MOST_FRAMES}"
-        ))),
+        Extent::Stream { first } if first > MOST_FRAMES => {
+            Err(Error::Argument(format!("first: {first} is more than the last frame of any clip, {MOST_FRAMES}")))
+        }
         Extent::Stream { first } => Ok(Cone::new(network, FrameRange { first, end: None })),
     }
 }
@@ -132,17 +132,13 @@ fn dtype(kind: TensorKind, name: &str, view: &View) -> Result<()> {
     refuse(format!("{name}: dtype is {found}; {kind}s must be one of {accepted}"))
 }
 
-fn equal(name: &str, axis: usize, found: u64, expected: u64) -> Result<()> {
-    cropped(name, axis, found, expected, 1)
-}
-
-/// `found` may be less than `whole` by less than one `step`: the rest is padding, to be cropped.
-fn cropped(name: &str, axis: usize, found: u64, whole: u64, step: u64) -> Result<()> {
-    let least = whole + 1 - step.min(whole);
-    if (least..=whole).contains(&found) {
+/// Checks the length of an axis. It may be less than `all` by less than a `step`.
+fn length(name: &str, axis: usize, found: u64, all: u64, step: u64) -> Result<()> {
+    let least = all + 1 - step.min(all);
+    if (least..=all).contains(&found) {
         return Ok(());
     }
-    let accepted = if least == whole { format!("{whole}") } else { format!("{least} to {whole}") };
+    let accepted = if least == all { format!("{all}") } else { format!("{least} to {all}") };
     refuse(format!("{name}: {} is {found}, expected {accepted}", AXES[axis]))
 }
 
@@ -167,89 +163,73 @@ pub fn limits(settings: &Settings, devices: usize) -> Result<()> {
     }
 }
 
-/// Checks everything about a call but its memory. Returns what its output depends on.
-pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<Cone> {
-    let (direction, shape) = (network.direction, call.input.shape());
-    input(network, call.input, places)?;
-    output(network, shape, call.output, places, call.range.is_none())?;
-    // After the shapes: a wrong shape reaches into memory that the tensor does not have.
-    let (from, to) = (input_name(direction), ends(direction).1.name());
-    disjoint((to, call.output), (from, call.input))?;
-    if let Some(view) = call.logvar {
-        logvar(network, shape, view, places, call.output)?;
-        disjoint(("logvar", view), (from, call.input))?;
+/// What the tensors of a call or a stream are checked against.
+pub struct TensorCheck {
+    pub network: Arc<Network>,
+    /// The devices that reach them.
+    pub places: Vec<TensorDevice>,
+}
+
+impl TensorCheck {
+    /// Checks everything about a call but its memory. Returns what its output depends on.
+    pub fn call(&self, call: &Call) -> Result<Cone> {
+        let (shape, is_whole) = (call.input.shape(), call.range.is_none());
+        self.input(call.input)?;
+        self.outputs(shape, call.output, call.logvar, is_whole)?;
+        // After the shapes: a wrong shape reaches into memory that the tensor does not have.
+        let (from, to) = ends(self.network.direction);
+        disjoint((to.name(), call.output), (from.name(), call.input))?;
+        call.logvar.map_or(Ok(()), |view| disjoint(("logvar", view), (from.name(), call.input)))?;
+        let Some(asked) = call.range else { return Ok(Cone::new(&self.network, FrameRange::WHOLE)) };
+        let cone = range(&self.network, asked)?;
+        let inputs = cone.inputs(asked.clip_frames);
+        range_input(self.network.direction, shape.frames, inputs.end - inputs.start, inputs.start)?;
+        Ok(cone)
     }
-    let Some(asked) = call.range else { return Ok(Cone::new(network, FrameRange::WHOLE)) };
-    let cone = range(network, asked)?;
-    let inputs = cone.inputs(asked.clip_frames);
-    range_input(direction, shape.frames, inputs.end - inputs.start, inputs.start)?;
-    Ok(cone)
-}
 
-/// Checks the input of a call or of a push.
-fn input(network: &Network, view: &View, places: &[TensorDevice]) -> Result<()> {
-    let kind = ends(network.direction).0;
-    place(kind.name(), view, places)?;
-    dtype(kind, kind.name(), view)?;
-    input_shape(network, view.shape(), false)
-}
-
-/// Checks an output against the shape of what goes in. Without `whole`, any number of frames is fine.
-fn output(network: &Network, input: Shape, view: &View, places: &[TensorDevice], whole: bool) -> Result<()> {
-    named_output(network, ends(network.direction).1.name(), input, view, places, whole)
-}
-
-/// Checks where the log-variance goes. It has the shape of the latent.
-fn logvar(network: &Network, input: Shape, view: &View, places: &[TensorDevice], latent: &View) -> Result<()> {
-    if network.direction == Direction::Decode {
-        return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
+    /// Checks the input of a call or of a push.
+    fn input(&self, view: &View) -> Result<()> {
+        let kind = ends(self.network.direction).0;
+        place(kind.name(), view, &self.places)?;
+        dtype(kind, kind.name(), view)?;
+        input_shape(&self.network, view.shape(), false)
     }
-    named_output(network, "logvar", input, view, places, false)?;
-    equal("logvar", 2, view.shape().frames, latent.shape().frames)?;
-    disjoint(("logvar", view), (ends(network.direction).1.name(), latent))
-}
 
-fn named_output(
-    network: &Network,
-    name: &str,
-    input: Shape,
-    view: &View,
-    places: &[TensorDevice],
-    whole: bool,
-) -> Result<()> {
-    let (shape, geometry) = (view.shape(), &network.geometry);
-    place(name, view, places)?;
-    dtype(ends(network.direction).1, name, view)?;
-    equal(name, 0, shape.batch, input.batch)?;
-    let scale = geometry.packed_space();
-    match network.direction {
-        Direction::Encode => {
-            equal(name, 1, shape.channels, geometry.packed_channels())?;
-            if whole {
-                equal(name, 2, shape.frames, geometry.latent_frames(input.frames))?;
-            }
-            equal(name, 3, shape.height, input.height.div_ceil(scale))?;
-            equal(name, 4, shape.width, input.width.div_ceil(scale))
+    /// Checks outputs against the shape of what goes in. Unless the clip `is_whole`, any number of frames is fine.
+    fn outputs(&self, input: Shape, view: &View, logvar: Option<&View>, is_whole: bool) -> Result<()> {
+        let name = ends(self.network.direction).1.name();
+        self.output(name, input, view, is_whole)?;
+        let Some(logvar) = logvar else { return Ok(()) };
+        if self.network.direction == Direction::Decode {
+            return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
         }
-        Direction::Decode => {
-            if !network.is_video(shape.channels) {
-                equal(name, 1, shape.channels, network.video_channels())?;
-            }
-            if whole {
-                cropped(name, 2, shape.frames, geometry.video_frames(input.frames), geometry.time)?;
-            }
-            cropped(name, 3, shape.height, input.height * scale, scale)?;
-            cropped(name, 4, shape.width, input.width * scale, scale)
-        }
+        // It has the shape of the latent.
+        self.output("logvar", input, logvar, false)?;
+        length("logvar", 2, logvar.shape().frames, view.shape().frames, 1)?;
+        disjoint(("logvar", logvar), (name, view))
+    }
+
+    fn output(&self, name: &str, input: Shape, view: &View, is_whole: bool) -> Result<()> {
+        let (network, found) = (&self.network, view.shape());
+        place(name, view, &self.places)?;
+        dtype(ends(network.direction).1, name, view)?;
+        // What encode padded may be cropped.
+        let (geometry, space) = (&network.geometry, network.geometry.packed_space());
+        let (is_video, steps) = match network.direction {
+            Direction::Encode => (false, [1; 5]),
+            Direction::Decode => (network.is_video(found.channels), [1, 1, geometry.time, space, space]),
+        };
+        let (found, all) = (found.dims(), network.output(input).dims());
+        let counts = |axis: &usize| !(is_video && *axis == 1 || !is_whole && *axis == 2);
+        (0..5).filter(counts).try_for_each(|axis| length(name, axis, found[axis], all[axis], steps[axis]))
     }
 }
 
 /// What every stream checks before it works: that it can go on, and that tensors continue it.
 pub struct StreamCheck {
-    network: Arc<Network>,
-    /// The shape that frames are pushed in; without frames.
-    pub input: Shape,
-    places: Vec<TensorDevice>,
+    tensors: TensorCheck,
+    /// The shape of a frame that is pushed.
+    pub frame: Shape,
     /// Whether the clip was said to be complete.
     pub ended: bool,
     /// Whether frames that were pushed got lost.
@@ -258,7 +238,8 @@ pub struct StreamCheck {
 
 impl StreamCheck {
     pub fn new(network: Arc<Network>, input: Shape, places: Vec<TensorDevice>) -> StreamCheck {
-        StreamCheck { network, input, places, ended: false, broken: false }
+        let (tensors, frame) = (TensorCheck { network, places }, Shape { frames: 1, ..input });
+        StreamCheck { tensors, frame, ended: false, broken: false }
     }
 
     pub fn intact(&self) -> Result<()> {
@@ -275,16 +256,15 @@ impl StreamCheck {
                 "frames: the clip was said to be complete; open another stream for the next".into(),
             ));
         }
-        input(&self.network, view, &self.places)?;
-        let (name, pushed, opened) = (input_name(self.network.direction), view.shape().dims(), self.input.dims());
-        [0, 1, 3, 4].into_iter().try_for_each(|axis| equal(name, axis, pushed[axis], opened[axis]))
+        self.tensors.input(view)?;
+        let (pushed, opened) = (view.shape().dims(), self.frame.dims());
+        let name = input_name(self.tensors.network.direction);
+        [0, 1, 3, 4].into_iter().try_for_each(|axis| length(name, axis, pushed[axis], opened[axis], 1))
     }
 
     /// Checks where a pull writes.
     pub fn pull(&self, into: &Outputs) -> Result<()> {
-        output(&self.network, self.input, into.output, &self.places, false)?;
-        let check = |view| logvar(&self.network, self.input, view, &self.places, into.output);
-        into.logvar.map_or(Ok(()), check)
+        self.tensors.outputs(self.frame, into.output, into.logvar, false)
     }
 }
 
@@ -302,7 +282,8 @@ mod tests {
 
     /// Checks a tensor that a whole input of this shape is to become.
     fn check(direction: Direction, input: Shape, into: &View) -> Result<()> {
-        output(&network(direction), input, into, &[TensorDevice::Cpu], true)
+        let check = TensorCheck { network: Arc::new(network(direction)), places: vec![TensorDevice::Cpu] };
+        check.outputs(input, into, None, true)
     }
 
     fn view(shape: [u64; 5], dtype: DType) -> View {

@@ -100,7 +100,9 @@ pub enum Extent {
     Clip,
     Range(ClipRange),
     /// All from frame `first` on, of a clip whose end is not known.
-    Stream { first: u64 },
+    Stream {
+        first: u64,
+    },
 }
 
 /// A job to be planned, or a stream to be opened, not checked yet.

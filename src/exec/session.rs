@@ -9,6 +9,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::Asked;
+use super::check::{self, TensorCheck};
 use super::device_model::DeviceModel;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
@@ -19,8 +20,7 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim,
-    check, nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note, Precision};
 use crate::error::{Result, check_cancel};
@@ -169,7 +169,8 @@ impl<B: Backend> Engine<B> {
     /// running.
     fn run_once(&mut self, call: &Call, control: &mut Control) -> Result<(PlanReport, NonFinite)> {
         let direction = call.direction;
-        let cone = Arc::new(check::call(self.on.network(direction), call, &[self.place])?);
+        let check = TensorCheck { network: Arc::clone(self.on.network(direction)), places: vec![self.place] };
+        let cone = Arc::new(check.call(call)?);
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
         Watch::new(control, "plan", 0).advance(0)?;

@@ -36,7 +36,7 @@ impl<B: Backend> Streaming<B> {
     fn work(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         let network = Arc::clone(self.job.network());
         let mut watch = Watch::new(control, network.direction.name(), 0);
-        let (first, batch, room) = (self.pulled, self.check.input.batch, into.output.shape().frames);
+        let (first, batch, room) = (self.pulled, self.check.frame.batch, into.output.shape().frames);
         let (output, logvar) = (Some(into.output), into.logvar);
         let (mut runner, schedule) =
             self.job.runner(HostTensors { output, logvar, output_first: first, ..HostTensors::default() });

@@ -20,9 +20,10 @@ use parking_lot::Mutex;
 use self::job::{FleetJob, Tensors};
 use self::member::Member;
 use self::members::{Fleet, refuse_stream};
+use super::check::{self, TensorCheck};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Trim, check};
+use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Trim};
 use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
 use crate::model::Model;
@@ -103,7 +104,7 @@ impl Session for FleetSession {
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
         let network = Arc::clone(fleet.network(call.direction));
-        check::call(&network, call, &fleet.places())?;
+        TensorCheck { network: Arc::clone(&network), places: fleet.places() }.call(call)?;
         refuse_stream(call.stream.is_some())?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };

@@ -187,7 +187,7 @@ impl FleetStream {
             logvar: outputs.get(1).map(Frames::all).transpose()?,
         };
         let job =
-            FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
+            FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.frame }, Some(range), Some(count));
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
             self.check_precision(fleet)?;
             let plan = fleet.run(&job, &tensors, control)?;

@@ -8,7 +8,7 @@ use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View, share_bytes};
 use crate::model::{Cone, Direction, FrameRange, Network};
 
 /// What goes in and what comes out.
-fn ends(direction: Direction) -> (TensorKind, TensorKind) {
+pub fn ends(direction: Direction) -> (TensorKind, TensorKind) {
     match direction {
         Direction::Encode => (TensorKind::Video, TensorKind::Latent),
         Direction::Decode => (TensorKind::Latent, TensorKind::Video),

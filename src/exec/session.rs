@@ -13,7 +13,7 @@ use super::check::{self, TensorCheck};
 use super::device_model::DeviceModel;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::runner::Watch;
+use super::runner::{Runner, Watch};
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
@@ -181,7 +181,7 @@ impl<B: Backend> Engine<B> {
         let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
         let stream = ready.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
-        let result = ready.begin(stream).and_then(|()| ready.drive(call, control));
+        let result = ready.begin(stream).and_then(|()| Runner::run_call(&mut ready, call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);
         if finished.is_ok() {

@@ -113,7 +113,7 @@ impl<B: Backend> Engine<B> {
                         weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,
                         schedule: plan.schedule(&self.target(control.cancel)?),
-                        plan,
+                        buffers: plan.buffers(),
                         report,
                         auto: self.auto,
                     });

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-/// Clips and output frames that one member computes in one call. Frames count from the call's first.
+/// Clips, and output frames of each, that one member computes in one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     pub clips: Range<u64>,

@@ -123,14 +123,14 @@ impl Fleet {
 
     pub fn plan(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<PlanReport> {
         let mixed = self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
+        let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
         assign::report(&self.members, job, &all, &[], mixed)
     }
 
     /// Of each member the timeline of its first part.
     pub fn timelines(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
+        let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
         let mut timelines = Vec::new();
         let firsts = self.members.iter().zip(&all).filter_map(|(member, parts)| Some((member, parts.first()?)));
         for (member, first) in firsts {
@@ -141,14 +141,14 @@ impl Fleet {
 
     pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
         let (mixed, direction) = (self.begin()?, job.direction());
-        let (mut meter, mut todo) = (Meter::new(&job.whole()), vec![job.whole()]);
+        let (mut meter, mut todo) = (Meter::new(&job.whole), vec![job.whole.clone()]);
         let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
         let mut took = vec![0.0; self.members.len()];
         Watch::new(control, "plan", 0).advance(0)?;
         while let Some(part) = todo.pop() {
             let all = assign::assign(&mut self.members, job, &part, control.cancel)?;
             self.warn_left_out(control);
-            if part == job.whole() {
+            if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
             let work = Work { job, tensors, cancel: control.cancel, listens: control.log.is_some() };

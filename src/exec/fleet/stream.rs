@@ -67,7 +67,7 @@ pub fn open(
         fleet: Arc::clone(fleet),
         ledger: Arc::clone(ledger),
         check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
-        round: round.whole().frame_count(),
+        round: round.whole.frame_count(),
         next: first,
         inputs: None,
         loaded: cone.first_input,
@@ -86,7 +86,7 @@ pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
     parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
-    Ok(of_stream(plan, first, round.whole().frame_count()))
+    Ok(of_stream(plan, first, round.whole.frame_count()))
 }
 
 /// A round of a stream, far into the clip.
@@ -113,7 +113,7 @@ fn round_frames(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<u
     let one = FleetJob::new(network, input, Some(range), None);
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
-    let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;
+    let wanted = cuts as f64 * one.cut_cost(FAR) * (1.0 - CUT_SHARE) / CUT_SHARE;
     let step = network.geometry.time;
     let step = if network.direction == Direction::Decode { step } else { 1 };
     let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);

@@ -241,7 +241,7 @@ fn pixels(direction: Direction, dtype: DType, range: PixelRange) -> Affine {
 
 /// Reports progress of a call to the host, and asks whether to stop.
 pub struct Watch<'a, 'c> {
-    control: &'a mut Control<'c>,
+    pub control: &'a mut Control<'c>,
     progress: Progress,
     told: Instant,
 }
@@ -261,7 +261,12 @@ impl<'a, 'c> Watch<'a, 'c> {
 
     /// Work was done; tells the host.
     pub fn advance(&mut self, work: u64) -> Result<()> {
-        self.progress.done = self.progress.done.saturating_add(work);
+        self.reach(self.progress.done.saturating_add(work))
+    }
+
+    /// So much work is done in all, if it was not more; tells the host.
+    pub fn reach(&mut self, done: u64) -> Result<()> {
+        self.progress.done = self.progress.done.max(done);
         reserve::check()?;
         if self.cancelled() || self.tell() { Err(Error::Cancelled) } else { Ok(()) }
     }

@@ -140,33 +140,34 @@ impl Fleet {
     }
 
     pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
-        let (mixed, direction) = (self.begin()?, job.direction());
-        let (mut meter, mut todo) = (Meter::new(&job.whole), vec![job.whole.clone()]);
+        let (mixed, mut todo) = (self.begin()?, vec![job.whole.clone()]);
         let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
         let mut took = vec![0.0; self.members.len()];
         Watch::new(control, "plan", 0).advance(0)?;
+        let mut meter = Meter::new(control, job);
         while let Some(part) = todo.pop() {
+            let control = &mut *meter.watch.control;
             let all = assign::assign(&mut self.members, job, &part, control.cancel)?;
             self.warn_left_out(control);
             if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
             let work = Work { job, tensors, cancel: control.cancel, listens: control.log.is_some() };
-            let outcomes = run::run(&mut self.members, &all, work, &mut meter, control)?;
+            let outcomes = run::run(&mut self.members, &all, work, &mut meter)?;
             for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
                 let left = parts.split_off(outcome.done);
                 // Those of a member that failed come back.
                 todo.extend(left.into_iter().map(|planned| planned.part));
                 took[index] += outcome.seconds;
-                self.members[index].learn(direction, &parts, outcome.seconds);
+                self.members[index].learn(job.direction(), &parts, outcome.seconds);
                 finished[index].extend(parts);
                 if let Some(error) = outcome.failure {
                     self.members[index].leave_out(error);
                 }
             }
-            self.warn_left_out(control);
+            self.warn_left_out(meter.watch.control);
         }
-        meter.finish(direction.name(), control)?;
+        meter.finish()?;
         assign::report(&self.members, job, &finished, &took, mixed)
     }
 

@@ -33,29 +33,27 @@ enum Message {
 const FRAME_PROGRESS: u64 = 1000;
 
 /// The progress of a whole job.
-pub struct Meter {
-    /// Frames of all clips.
+pub struct Meter<'a, 'c> {
+    pub watch: Watch<'a, 'c>,
+    /// Frames of all clips. Fewer than before where a part failed, but the host is told no less.
     frames: f64,
-    told: u64,
     total: u64,
 }
 
-impl Meter {
-    pub fn new(whole: &Part) -> Meter {
-        Meter { frames: 0.0, told: 0, total: whole.clip_count() * whole.frame_count() * FRAME_PROGRESS }
+impl<'a, 'c> Meter<'a, 'c> {
+    pub fn new(control: &'a mut Control<'c>, job: &FleetJob) -> Meter<'a, 'c> {
+        let total = job.whole.clip_count() * job.whole.frame_count() * FRAME_PROGRESS;
+        Meter { watch: Watch::new(control, job.direction().name(), total), frames: 0.0, total }
     }
 
-    /// What was done since this was asked last. A part that failed takes nothing back.
-    fn advance(&mut self) -> u64 {
-        let done = (self.frames * FRAME_PROGRESS as f64) as u64;
-        let since = done.clamp(self.told, self.total) - self.told;
-        self.told += since;
-        since
+    /// Tells the host, but not of the end: the last frames may have to be copied to its tensors yet.
+    fn tell(&mut self) -> Result<()> {
+        self.watch.reach(((self.frames * FRAME_PROGRESS as f64) as u64).min(self.total - 1))
     }
 
     /// Tells the host that everything is done.
-    pub fn finish(self, stage: &'static str, control: &mut Control) -> Result<()> {
-        Watch::new(control, stage, self.total).advance(self.total)
+    pub fn finish(mut self) -> Result<()> {
+        self.watch.reach(self.total)
     }
 }
 
@@ -100,18 +98,13 @@ pub fn run(
     assigned: &[Vec<PlannedPart>],
     work: Work,
     meter: &mut Meter,
-    control: &mut Control,
 ) -> Result<Vec<Outcome>> {
     let (tell, told) = mpsc::channel();
     let worker = |(member, parts)| Worker { member, parts, tell: tell.clone() };
     let workers: Vec<Worker> = members.iter_mut().zip(assigned.iter().map(Vec::as_slice)).map(worker).collect();
     drop(tell);
     let mut stopped = Ok(());
-    let outcomes = at_once(
-        workers,
-        |mut worker: Worker| worker.run(work),
-        || stopped = watch(&told, work.job.direction().name(), meter, control),
-    );
+    let outcomes = at_once(workers, |mut worker: Worker| worker.run(work), || stopped = watch(&told, meter));
     let outcomes = outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
     let mut failures = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref());
     if let Some(error) = failures.find(|error| !member::is_of_device(error) && **error != Error::Cancelled) {
@@ -121,10 +114,9 @@ pub fn run(
 }
 
 /// Passes on what members tell, until all have ended.
-fn watch(told: &Receiver<Message>, stage: &'static str, meter: &mut Meter, control: &mut Control) -> Result<()> {
-    let (log, cancel) = (control.log, control.cancel);
-    let mut watch = Watch::new(control, stage, meter.total);
-    let mut state = if meter.told > 0 { watch.advance(meter.told) } else { Ok(()) };
+fn watch(told: &Receiver<Message>, meter: &mut Meter) -> Result<()> {
+    let Control { log, cancel, .. } = *meter.watch.control;
+    let mut state = Ok(());
     loop {
         let first = match told.recv_timeout(PATIENCE) {
             Ok(message) => Some(message),
@@ -141,8 +133,8 @@ fn watch(told: &Receiver<Message>, stage: &'static str, meter: &mut Meter, contr
         }
         // After a stop the host hears no more of this call.
         if state.is_ok() && heard {
-            state = watch.advance(meter.advance());
-        } else if state.is_ok() && watch.stop() {
+            state = meter.tell();
+        } else if state.is_ok() && meter.watch.stop() {
             state = Err(Error::Cancelled);
         }
     }

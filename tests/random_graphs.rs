@@ -149,7 +149,7 @@ fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<Box<dyn Session
 }
 
 fn configure(session: &mut dyn Session, keys: &[(&str, &str)]) {
-    let mut settings = session.settings().clone();
+    let mut settings = session.settings();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
     session.configure(settings).unwrap();
 }

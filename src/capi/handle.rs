@@ -64,9 +64,10 @@ pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value:
     guard::exclusive(v, |handle, open| {
         // SAFETY: the host vouches for NUL-terminated texts.
         let (key, value) = unsafe { (text::read("key", key)?, text::read("value", value)?) };
-        let mut settings = open.session.settings().clone();
+        let mut settings = open.session.settings();
+        let before = settings.trace.clone();
         node::configure(&mut settings, key, value)?;
-        let (before, trace) = (open.session.settings().trace.clone(), settings.trace.clone());
+        let trace = settings.trace.clone();
         trace.as_ref().map_or(Ok(()), Trace::open)?;
         open.session.configure(settings)?;
         *handle.latent_format.lock() = open.session.settings().latent_format;

@@ -54,8 +54,8 @@ impl Session for Mock {
     fn devices(&self) -> Vec<TensorDevice> {
         vec![TensorDevice::Cpu]
     }
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> Settings {
+        self.settings.clone()
     }
     fn configure(&mut self, settings: Settings) -> Result<()> {
         self.settings = settings;

@@ -47,8 +47,8 @@ impl Session for PlanningSession {
         self.own.devices()
     }
 
-    fn settings(&self) -> &Settings {
-        self.absent.as_ref().map_or(self.own.settings(), |absent| &absent.settings)
+    fn settings(&self) -> Settings {
+        self.absent.as_ref().map_or_else(|| self.own.settings(), |absent| absent.settings.clone())
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {

@@ -33,7 +33,7 @@ use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
-use crate::report::{PlanLimits, PlanReport};
+use crate::report::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,7 +172,7 @@ pub struct Trim {
 pub trait Session: Send {
     fn model(&self) -> &Arc<Model>;
     fn devices(&self) -> Vec<TensorDevice>;
-    fn settings(&self) -> &Settings;
+    fn settings(&self) -> Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
@@ -212,18 +212,8 @@ struct PlanKind {
     settings: Settings,
     /// Where the device's rates may be measured.
     tuned: Option<TensorDevice>,
-    limits: NearLimits,
-}
-
-/// Equal but for what other programs take or free meanwhile.
-#[derive(Debug)]
-struct NearLimits(PlanLimits);
-
-impl PartialEq for NearLimits {
-    fn eq(&self, other: &NearLimits) -> bool {
-        let near = |a: u64, b: u64| a.abs_diff(b) <= a.max(b) / 128;
-        near(self.0.device, other.0.device) && near(self.0.host, other.0.host)
-    }
+    /// Of device and host memory, rounded: other programs take and free a little meanwhile.
+    limits: [u64; 2],
 }
 
 /// What became of a pull.

@@ -20,7 +20,7 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Trim, nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note, Precision};
 use crate::error::{Result, check_cancel};
@@ -28,7 +28,7 @@ use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Direction, Geometry, Model};
 use crate::plan::{Plan, Target, WeightBytes};
-use crate::report::{self, Bytes, PlanReport};
+use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -217,12 +217,13 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn plan_kind(&self) -> PlanKind {
+        let PlanLimits { device, host } = self.limits();
         PlanKind {
             arithmetic: self.arithmetic(),
             profile: self.on.device.profile(),
             settings: self.settings.clone(),
             tuned: self.settings.autotune.then_some(self.place),
-            limits: NearLimits(self.limits()),
+            limits: [device, host].map(|bytes| bytes - bytes % (bytes / 128).next_power_of_two()),
         }
     }
 
@@ -261,8 +262,8 @@ impl<B: Backend> Session for Engine<B> {
         vec![self.place]
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> Settings {
+        self.settings.clone()
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {

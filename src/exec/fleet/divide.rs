@@ -22,6 +22,11 @@ impl Part {
         self.frames.end - self.frames.start
     }
 
+    /// Frames of all its clips.
+    pub fn all_frames(&self) -> u64 {
+        self.clip_count() * self.frame_count()
+    }
+
     /// Its cost in frames, cuts included.
     pub fn cost(&self, cut: &CutCost) -> f64 {
         self.clip_count() as f64 * (self.frame_count() as f64 + cut(self.frames.start))
@@ -63,10 +68,6 @@ pub fn seconds(division: &[Vec<Part>], speeds: &[f64], cut: &CutCost) -> f64 {
 }
 
 impl Line<'_> {
-    fn length(&self) -> u64 {
-        self.part.clip_count() * self.part.frame_count()
-    }
-
     /// Cost of a cut before this frame of a clip.
     fn cut(&self, frame: u64) -> f64 {
         (self.cut)(self.part.frames.start + frame)
@@ -81,12 +82,12 @@ impl Line<'_> {
             from..at
         });
         let spans = spans.collect();
-        (at == self.length()).then_some(spans)
+        (at == self.part.all_frames()).then_some(spans)
     }
 
     /// How far a member comes from `from` on with work for so many frames.
     fn reach(&self, from: u64, work: f64) -> u64 {
-        let (frames, start, length) = (self.part.frame_count(), from % self.part.frame_count(), self.length());
+        let (frames, start, length) = (self.part.frame_count(), from % self.part.frame_count(), self.part.all_frames());
         let cut = self.cut(start);
         if from == length || work <= cut {
             return from;

@@ -32,7 +32,6 @@ use crate::report::PlanReport;
 /// The session of a list of devices.
 pub struct FleetSession {
     model: Arc<Model>,
-    settings: Settings,
     ledger: Arc<Ledger>,
     /// Shared with its streams.
     fleet: Arc<Mutex<Fleet>>,
@@ -51,8 +50,8 @@ impl FleetSession {
         let Some(model) = sessions.first().map(|session| Arc::clone(session.model())) else {
             return Err(Error::Internal("a fleet without devices".into()));
         };
-        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &model, settings.clone())?;
-        Ok(FleetSession { model, settings, ledger, fleet: Arc::new(Mutex::new(fleet)) })
+        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &model, settings)?;
+        Ok(FleetSession { model, ledger, fleet: Arc::new(Mutex::new(fleet)) })
     }
 }
 
@@ -76,14 +75,12 @@ impl Session for FleetSession {
         self.fleet.lock().places()
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> Settings {
+        self.fleet.lock().settings.clone()
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        self.fleet.lock().apply(&settings)?;
-        self.settings = settings;
-        Ok(())
+        self.fleet.lock().apply(&settings)
     }
 
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {

@@ -64,7 +64,7 @@ impl Session for Failing {
     fn devices(&self) -> Vec<TensorDevice> {
         self.inner.devices()
     }
-    fn settings(&self) -> &Settings {
+    fn settings(&self) -> Settings {
         self.inner.settings()
     }
     fn configure(&mut self, settings: Settings) -> Result<()> {

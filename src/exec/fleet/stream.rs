@@ -91,8 +91,11 @@ pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool
 
 /// A round of a stream, far into the clip.
 pub fn round(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<FleetJob> {
-    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(round_frames(fleet, network, input)?) };
-    Ok(FleetJob::new(network, input, Some(range), None))
+    let job = |count| {
+        let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(count) };
+        FleetJob::new(network, input, Some(range), None)
+    };
+    Ok(job(round_frames(fleet, &job(1))?))
 }
 
 /// A round's plan as that of its stream.
@@ -107,45 +110,41 @@ fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
     }
 }
 
-/// Output frames of a round: enough that cuts cost little, as far as host memory allows.
-fn round_frames(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<u64> {
-    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(1) };
-    let one = FleetJob::new(network, input, Some(range), None);
+/// Output frames of a round, which `one` is a frame of: enough that cuts cost little, as far as host memory allows.
+fn round_frames(fleet: &Fleet, one: &FleetJob) -> Result<u64> {
     // Every clip of a batch is cut, and every member's share of a clip.
-    let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
+    let cuts = (fleet.members.len() as u64).div_ceil(one.clip.batch);
     let wanted = cuts as f64 * one.cut_cost(FAR) * (1.0 - CUT_SHARE) / CUT_SHARE;
-    let step = network.geometry.time;
-    let step = if network.direction == Direction::Decode { step } else { 1 };
-    let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);
+    let step = match one.direction() {
+        Direction::Encode => 1,
+        Direction::Decode => one.network.geometry.time,
+    };
     let limit = match fleet.settings.host_memory_limit {
         Limit::Bytes(bytes) => bytes,
         other => other.bytes(host_memory().available, 0) / FREE_SHARE,
     };
-    let bytes = |frames| round_bytes(network, input, frames);
-    let (mut fits, mut too_many) = (0, wanted / step + 1);
-    while fits + 1 < too_many {
-        let middle = u64::midpoint(fits, too_many);
-        if bytes(middle * step) <= limit { fits = middle } else { too_many = middle }
-    }
-    match fits {
-        0 => Err(Error::Memory(format!(
-            "host_memory_limit: {} is too little for {} on several devices; the shortest round takes \
-             {} ({} bytes). Raise host_memory_limit, or use one device",
+    // Steps are whole latent frames, so each takes as much as the one before.
+    let [first, second] = [step, 2 * step].map(|frames| round_bytes(one, frames));
+    if first > limit {
+        return Err(Error::Memory(format!(
+            "host_memory_limit: {} is too little for {} on several devices; the shortest round takes {} ({first} \
+             bytes). Raise host_memory_limit, or use one device",
             Bytes(limit),
-            input.described(),
-            Bytes(bytes(step)),
-            bytes(step)
-        ))),
-        steps => Ok(steps * step),
+            Shape { frames: 0, ..one.clip }.described(),
+            Bytes(first)
+        )));
     }
+    let fits = 1 + (limit - first) / (second - first);
+    Ok(fits.min((wanted / step as f64).ceil().max(1.0) as u64) * step)
 }
 
 /// Host memory for the input and output of a round, in the widest type. Log-variances are as large as latents.
-fn round_bytes(network: &Network, input: Shape, frames: u64) -> u64 {
+fn round_bytes(one: &FleetJob, frames: u64) -> u64 {
+    let (network, clip) = (&one.network, one.clip);
     let inputs = Cone::new(network, FrameRange { first: FAR, end: Some(FAR + frames) }).inputs(u64::MAX);
-    let output = network.output_shape(network.input_frame(input)).elements();
-    let input_frame = input.height * input.width * input.channels;
-    4 * input.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
+    let output = network.output_shape(network.input_frame(clip)).elements();
+    let input_frame = clip.height * clip.width * clip.channels;
+    4 * clip.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
 }
 
 impl FleetStream {

@@ -19,10 +19,8 @@ use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
-use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Trim, nonfinite,
-};
-use crate::backend::{Backend, NonFinite, Note, Precision};
+use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Trim, nonfinite};
+use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Result, check_cancel};
 use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
@@ -88,16 +86,33 @@ impl<B: Backend> Engine<B> {
         PlanReport { arithmetic: format!("{}{why}", self.arithmetic()), ..plan.report() }
     }
 
-    /// Computes with another backend or other networks from now on.
-    fn adopt(&mut self, on: DeviceModel<B>) {
-        // Work of the last call may still run there, on the old backend.
-        self.workspace = None;
+    /// Computes as these settings ask for, by what is known of fp16. A failure changes nothing.
+    fn adopt(&mut self, settings: Settings, auto: AutoPrecision) -> Result<()> {
+        let effective = Settings { precision: auto.of(&settings), ..settings.clone() };
+        let backend_of = |own: &Settings, auto: AutoPrecision| (own.threads, own.instructions, auto.of(own));
+        let changes_backend = backend_of(&settings, auto) != backend_of(&self.settings, self.auto);
+        let same = Arc::clone(&self.on.device);
+        let backend = if changes_backend { Arc::new((self.make)(&effective)?) } else { same };
+        let on = DeviceModel::new(backend, &self.file, &settings)?;
+        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
+        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
+            self.tuned = OnceCell::new();
+        }
+        if changes_backend {
+            *self.notes.lock() = on.device.notes();
+        }
+        let packing_of = |on: &DeviceModel<B>| on.latents.packing;
+        if changes_backend || settings.cache != self.settings.cache || packing_of(&on) != packing_of(&self.on) {
+            // Work of the last call may still run there, on the old backend.
+            self.workspace = None;
+            *self.planned.lock() = None;
+        }
         if on.device.precision() != self.on.device.precision() {
             self.weights = [None, None];
         }
-        self.on = on;
-        *self.planned.lock() = None;
+        (self.on, self.settings, self.auto) = (on, settings, auto);
         self.tell_idle();
+        Ok(())
     }
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
@@ -239,13 +254,9 @@ impl<B: Backend> DeviceSession for Engine<B> {
         if !self.auto.is_open(&self.settings, self.on.device.precision()) {
             return Ok(());
         }
-        let settings = Settings { precision: Some(Precision::Bf16), ..self.settings.clone() };
-        let backend = Arc::new((self.make)(&settings)?);
-        let on = DeviceModel::new(backend, &self.file, &settings)?;
-        self.auto.overflows = true;
-        self.adopt(on);
-        self.tuned = OnceCell::new();
-        Ok(())
+        let mut auto = self.auto;
+        auto.overflows = true;
+        self.adopt(self.settings.clone(), auto)
     }
 
     fn share(&mut self, with: Sharing) {
@@ -268,29 +279,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
         check::limits(&settings, 1)?;
-        let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
-        let changes_backend = backend_of(&settings) != backend_of(&self.settings);
-        let mut backend = Arc::clone(&self.on.device);
-        if changes_backend {
-            let effective = Settings { precision: self.auto.of(&settings), ..settings.clone() };
-            backend = Arc::new((self.make)(&effective)?);
-        }
-        let on = DeviceModel::new(backend, &self.file, &settings)?;
-        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
-        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
-            self.tuned = OnceCell::new();
-        }
-        if changes_backend {
-            *self.notes.lock() = on.device.notes();
-        }
-        let packing_of = |on: &DeviceModel<B>| on.latents.packing;
-        if changes_backend || settings.cache != self.settings.cache || packing_of(&on) != packing_of(&self.on) {
-            self.adopt(on);
-        } else {
-            self.on = on;
-        }
-        self.settings = settings;
-        Ok(())
+        self.adopt(settings, self.auto)
     }
 
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {

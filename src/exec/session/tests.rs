@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::*;
+use crate::backend::Precision;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
 use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};

@@ -63,6 +63,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Engine<B>> {
         let backend = Arc::new(make(&settings)?);
         let (file, notes) = (checkpoint.file(), Mutex::new(backend.notes()));
+        let ledger = Arc::new(Ledger::new(B::HOST_MEMORY));
         Ok(Engine {
             place,
             on: DeviceModel::new(backend, &file, &settings)?,
@@ -73,8 +74,8 @@ impl<B: Backend> Engine<B> {
             auto: AutoPrecision::default(),
             weights: [None, None],
             workspace: None,
-            ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
-            sharing: Sharing::default(),
+            sharing: Sharing::with_nobody(&ledger),
+            ledger,
             planned: Mutex::new(None),
             tuned: OnceCell::new(),
             notes,

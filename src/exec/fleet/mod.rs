@@ -45,7 +45,7 @@ impl FleetSession {
         for session in &mut sessions {
             let same = places.iter().zip(&ledgers).filter(|(place, _)| **place == session.place());
             let device = same.map(|(_, ledger)| Arc::clone(ledger)).collect();
-            session.share(Sharing { device, handle: Some(Arc::clone(&ledger)) });
+            session.share(Sharing { device, handle: Arc::clone(&ledger) });
         }
         let Some(model) = sessions.first().map(|session| Arc::clone(session.model())) else {
             return Err(Error::Internal("a fleet without devices".into()));

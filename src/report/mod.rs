@@ -7,7 +7,7 @@ mod operations;
 mod text;
 mod timeline;
 
-pub use numbers::{DeviceDivision, DeviceReport, PlanReport};
+pub use numbers::{DeviceDivision, DeviceReport, Part, PlanReport};
 pub use operations::{op_frames, op_name};
 pub use text::Bytes;
 pub use timeline::{PlanLimits, timeline};

@@ -66,12 +66,33 @@ pub struct DeviceDivision {
     pub round: Option<u64>,
 }
 
+/// Clips of a batch, and output frames of each, that one device computes in one call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub clips: Range<u64>,
+    pub frames: Range<u64>,
+}
+
+impl Part {
+    pub fn clip_count(&self) -> u64 {
+        self.clips.end - self.clips.start
+    }
+
+    pub fn frame_count(&self) -> u64 {
+        self.frames.end - self.frames.start
+    }
+
+    /// Frames of all its clips.
+    pub fn all_frames(&self) -> u64 {
+        self.clip_count() * self.frame_count()
+    }
+}
+
 /// What one of several devices does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceReport {
     pub device: String,
-    /// Clips of the batch and frames of the clip.
-    pub parts: Vec<(Range<u64>, Range<u64>)>,
+    pub parts: Vec<Part>,
     pub seconds: f64,
     /// How long it took; 0 before a run.
     pub measured_seconds: f64,

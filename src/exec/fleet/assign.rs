@@ -2,13 +2,13 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::divide::{self, Part};
+use super::divide;
 use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::PlanKind;
 use crate::ir::Shape;
-use crate::report::{DeviceDivision, DeviceReport, PlanReport};
+use crate::report::{DeviceDivision, DeviceReport, Part, PlanReport};
 use crate::thread_pool::at_once;
 
 /// Divisions that are tried while estimates still change.
@@ -151,7 +151,7 @@ pub fn report(
         let own = &all[index];
         DeviceReport {
             device: member.session.place().to_string(),
-            parts: own.iter().map(|PlannedPart { part, .. }| (part.clips.clone(), part.frames.clone())).collect(),
+            parts: own.iter().map(|planned| planned.part.clone()).collect(),
             seconds: member.expected_seconds(job.direction(), own),
             measured_seconds: took.get(index).copied().unwrap_or(0.0),
             device_bytes: most(own, |plan| plan.device_bytes),

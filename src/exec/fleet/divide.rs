@@ -3,30 +3,12 @@
 
 use std::ops::Range;
 
-/// Clips, and output frames of each, that one member computes in one call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    pub clips: Range<u64>,
-    pub frames: Range<u64>,
-}
+use crate::report::Part;
 
 /// What it costs to begin with a frame of a clip, in frames' worth of work.
 pub type CutCost<'a> = dyn Fn(u64) -> f64 + 'a;
 
 impl Part {
-    pub fn clip_count(&self) -> u64 {
-        self.clips.end - self.clips.start
-    }
-
-    pub fn frame_count(&self) -> u64 {
-        self.frames.end - self.frames.start
-    }
-
-    /// Frames of all its clips.
-    pub fn all_frames(&self) -> u64 {
-        self.clip_count() * self.frame_count()
-    }
-
     /// Its cost in frames, cuts included.
     pub fn cost(&self, cut: &CutCost) -> f64 {
         self.clip_count() as f64 * (self.frame_count() as f64 + cut(self.frames.start))

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::divide::Part;
 use crate::exec::{Call, ClipRange, Extent, JobShape};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
-use crate::report::PlanReport;
+use crate::report::{Part, PlanReport};
 
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
 const COMPARED_FRAMES: u64 = 64;
@@ -60,9 +59,7 @@ impl FleetJob {
             frame_work: 1.0,
             whole,
         };
-        if job.is_range {
-            job.first_input = job.cone(&job.whole.frames).first_input;
-        }
+        job.first_input = job.cone(&job.whole.frames).first_input;
         let work = |frames| job.work(&(0..frames));
         job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
         job

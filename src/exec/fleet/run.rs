@@ -7,7 +7,6 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::panicking;
 use std::time::{Duration, Instant};
 
-use super::divide::Part;
 use super::frames::NearTensors;
 use super::job::{FleetJob, PlannedPart, Tensors};
 use super::member::{self, Member};
@@ -15,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
 use crate::exec::{Control, LogLevel, LogSink, Progress};
 use crate::ir::TensorDevice;
+use crate::report::Part;
 use crate::thread_pool::at_once;
 
 /// How often the calling thread looks up while members are silent.

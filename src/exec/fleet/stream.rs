@@ -85,7 +85,7 @@ pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool
     // Frames of a round count from its first.
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
-    parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
+    parts.for_each(|part| part.frames = part.frames.start - FAR..part.frames.end - FAR);
     Ok(of_stream(plan, first, round.whole.frame_count()))
 }
 

@@ -15,6 +15,7 @@ use crate::ir::{DType, View};
 use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::{Checkpoint, Direction, Geometry};
 use crate::node;
+use crate::report::Part;
 use crate::testing::{golden, overflowing};
 
 /// How many runs have begun, and ended well.
@@ -190,7 +191,7 @@ fn the_others_take_the_part_of_a_device_that_is_lost() {
     assert!(heard.progress.last().is_some_and(|(done, total)| done == total), "{:?}", heard.progress.last());
     let devices = report.division.unwrap().devices;
     assert!(devices[0].parts.is_empty() && devices[0].unused.is_some());
-    let frames = devices[1].parts.iter().map(|(_, frames)| frames.end - frames.start).sum::<u64>();
+    let frames = devices[1].parts.iter().map(Part::frame_count).sum::<u64>();
     assert_eq!(frames, 129);
     // A lost device is not tried again.
     assert_eq!(runs.begun.load(Relaxed), 1);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::precision::AutoPrecision;
 use super::settings::{OnNonFinite, Settings};
-use super::trace::traced;
+use super::trace::{Trace, TracedDevice, TracedOp};
 use super::weights::SharedWeights;
 use super::workspace::Workspace;
-use crate::backend::{Backend, HostStream, NonFinite};
+use crate::backend::{Backend, DeviceSpan, HostStream, NonFinite};
 use crate::error::Result;
 use crate::ir::{Buffers, TensorDevice, View};
 use crate::model::families::LatentMaps;
@@ -27,6 +27,8 @@ pub struct ReadyJob<B: Backend> {
     pub report: PlanReport,
     pub schedule: Schedule,
     pub auto: AutoPrecision,
+    /// Operations of a trace whose times are not written yet.
+    pub traced: Vec<TracedOp>,
 }
 
 impl<B: Backend> ReadyJob<B> {
@@ -63,7 +65,14 @@ impl<B: Backend> ReadyJob<B> {
     pub fn end(&mut self, stream: Option<HostStream>) -> Result<()> {
         self.backend.finish(&mut self.workspace.memory, stream)?;
         let Some(trace) = &self.settings.trace else { return Ok(()) };
-        trace.write(&self.backend.take_spans(&mut self.workspace.memory)?, traced(&*self.backend, self.place));
+        let (trace, spans) = (trace.clone(), self.backend.take_spans(&mut self.workspace.memory)?);
+        self.write_trace(&trace, &spans);
         self.backend.trace(&mut self.workspace.memory, None).map(|_| ())
+    }
+
+    /// Writes when all the operations ran that are not written yet.
+    pub fn write_trace(&mut self, trace: &Trace, spans: &[DeviceSpan]) {
+        let by = TracedDevice { address: Arc::as_ptr(&self.backend).addr(), place: self.place };
+        trace.write(&std::mem::take(&mut self.traced), spans, by);
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::check::ends;
 use super::ready_job::ReadyJob;
 use super::settings::{Latent, PixelRange, Settings};
-use super::trace::traced;
+use super::trace::{Trace, TracedOp};
 use super::{Call, Control, Progress};
 use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
@@ -24,6 +24,9 @@ use crate::reserve;
 
 /// The authors' implementation clamps the log-variance to this range.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
+
+/// Operations whose times a device may keep before they are written.
+const MOST_TRACED: usize = 1024;
 
 const UNCHANGED: Affine = Affine { mul: 1.0, add: 0.0 };
 
@@ -93,16 +96,17 @@ impl<B: Backend> Runner<'_, B> {
     }
 
     fn run_traced(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
-        let Some(trace) = self.job.settings.trace.clone() else { return self.operate(op, stop) };
-        let by = traced(&*self.job.backend, self.job.place);
-        let Some(number) = trace.begin(op, self.job.network(), by) else { return self.operate(op, stop) };
-        let start = Instant::now();
+        let trace = self.job.settings.trace.clone().filter(Trace::is_open);
+        let Some(trace) = trace else { return self.operate(op, stop) };
+        let (number, start) = (self.job.traced.len() as u64, Instant::now());
+        self.job.traced.push(TracedOp::new(op, self.job.network()));
         let tells_times = self.job.backend.trace(&mut self.job.workspace.memory, Some(number))?;
         let result = self.operate(op, stop);
         if !tells_times {
-            trace.write(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }], by);
-        } else if trace.is_full(by) {
-            trace.write(&self.job.backend.take_spans(&mut self.job.workspace.memory)?, by);
+            self.job.write_trace(&trace, &[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
+        } else if self.job.traced.len() >= MOST_TRACED {
+            let spans = self.job.backend.take_spans(&mut self.job.workspace.memory)?;
+            self.job.write_trace(&trace, &spans);
         }
         result
     }

@@ -12,11 +12,11 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
+use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::ir::TensorDevice;
 use crate::model::Checkpoint;
 use crate::node;
-use crate::report::Part;
+use crate::report::{Part, Trace};
 
 /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
 /// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them.

@@ -14,14 +14,12 @@ mod search;
 mod session;
 mod settings;
 mod stream;
-mod trace;
 mod weights;
 mod workspace;
 
 pub use ledger::Ledger;
 use ledger::Sharing;
 pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
-pub use trace::Trace;
 
 use std::fmt;
 use std::ops::Range;

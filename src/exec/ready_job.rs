@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::precision::AutoPrecision;
 use super::settings::{OnNonFinite, Settings};
-use super::trace::{Trace, TracedDevice, TracedOp};
 use super::weights::SharedWeights;
 use super::workspace::Workspace;
 use crate::backend::{Backend, DeviceSpan, HostStream, NonFinite};
@@ -13,7 +12,7 @@ use crate::ir::{Buffers, TensorDevice, View};
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
 use crate::plan::Schedule;
-use crate::report::PlanReport;
+use crate::report::{PlanReport, Trace, TracedDevice, TracedOp};
 
 pub struct ReadyJob<B: Backend> {
     pub backend: Arc<B>,

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use super::check::ends;
 use super::ready_job::ReadyJob;
 use super::settings::{Latent, PixelRange, Settings};
-use super::trace::{Trace, TracedOp};
 use super::{Call, Control, Progress};
 use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
@@ -20,6 +19,7 @@ use crate::ir::{
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
 use crate::plan::{Next, ScheduleSpec, op_work, work};
+use crate::report::{Trace, TracedOp};
 use crate::reserve;
 
 /// The authors' implementation clamps the log-variance to this range.

@@ -10,12 +10,12 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::operations::{op_frames, op_name};
 use crate::backend::DeviceSpan;
 use crate::error::Result;
 use crate::file::{Replacement, cannot_write};
 use crate::ir::{Offsets, Op, TensorDevice};
 use crate::model::Network;
-use crate::report::{op_frames, op_name};
 
 /// The key of the trace, for errors.
 const KEY: &str = "trace";

@@ -203,10 +203,10 @@ fn check_bits(what: &str, job: &mut Job, session: &mut dyn Session, whole: &Memo
         assert!(part.values == whole.frames(first, count).values, "{what}, frames {first} to {}", first + count);
     }
     let shape = JobShape { direction: job.direction, input: job.input.shape, extent: Extent::Clip };
-    let free = session.plan(&shape, &AtomicBool::new(false)).unwrap().device_bytes;
+    let free = session.plan(&shape, None, &AtomicBool::new(false)).unwrap().device_bytes;
     for percent in [90, 70, 50] {
         configure(session, &[("memory_limit", &(free * percent / 100).to_string())]);
-        match session.plan(&shape, &AtomicBool::new(false)) {
+        match session.plan(&shape, None, &AtomicBool::new(false)) {
             Ok(plan) => {
                 assert!(plan.device_bytes <= free * percent / 100 && plan.exact, "{what}: {plan}");
                 assert!(job.run(session, None).unwrap().values == whole.values, "{what}, {percent} %: {plan}");

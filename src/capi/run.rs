@@ -96,7 +96,8 @@ pub unsafe extern "C" fn vvae_plan_timeline(
         let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
         check_place("length", length, "the number")?;
         let job = JobShape { direction, input, extent: clip_or_stream(input) };
-        let devices = open.session.timelines(&job, handle.cancel_flag())?;
+        let mut devices = Vec::new();
+        open.session.plan(&job, Some(&mut devices), handle.cancel_flag())?;
         let json = serde_json::json!({ "devices": devices }).to_string();
         // SAFETY: the host vouches for a buffer of this capacity, and for the number.
         unsafe { length.write_unaligned(text::write(&json, text, capacity)) };
@@ -178,7 +179,7 @@ pub(super) unsafe fn plan_call(
             Some(range) => Extent::Range(range(input.frames)?),
             None => clip_or_stream(input),
         };
-        let plan = open.session.plan(&JobShape { direction, input, extent }, handle.cancel_flag())?;
+        let plan = open.session.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
         unsafe { write_plan(&plan, out, text, capacity) }
@@ -201,7 +202,7 @@ pub(super) unsafe fn run_call(
         // SAFETY: the caller's promise.
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
-        let run = unsafe { CallArgs::read(run, direction) }?;
+        let run = unsafe { CallArgs::read(run) }?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
         let call = Call { direction, range, input: &from, output: &to, logvar, stream, first_clip: 0 };
@@ -248,7 +249,7 @@ pub(super) struct CallArgs {
 impl CallArgs {
     /// # Safety
     /// `info` is null or as the header asks.
-    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<CallArgs> {
+    pub unsafe fn read(info: *const vvae_run_info) -> Result<CallArgs> {
         let info = if info.is_null() {
             NOTHING
         } else {
@@ -264,14 +265,9 @@ impl CallArgs {
         if info.flags & VVAE_RUN_HAS_STREAM == 0 && !info.cuda_stream.is_null() {
             return Err(Error::Argument("run: cuda_stream is set, but not VVAE_RUN_HAS_STREAM in flags".into()));
         }
-        let logvar = match direction {
-            _ if info.logvar.is_null() => None,
-            // SAFETY: the caller's promise.
-            Direction::Encode => Some(unsafe { tensor::view("logvar", info.logvar, true) }?),
-            Direction::Decode => {
-                return Err(Error::Argument("run: logvar must be null; only encode has a log-variance".into()));
-            }
-        };
+        let given = (!info.logvar.is_null()).then_some(info.logvar);
+        // SAFETY: the caller's promise.
+        let logvar = given.map(|logvar| unsafe { tensor::view("logvar", logvar, true) }).transpose()?;
         Ok(CallArgs { info, logvar })
     }
 

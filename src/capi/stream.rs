@@ -120,7 +120,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its tensor.
         let out = unsafe { tensor::view("out", out, true) }?;
         // SAFETY: the host vouches for its run info.
-        let run = unsafe { CallArgs::read(run, stream.direction()) }?;
+        let run = unsafe { CallArgs::read(run) }?;
         let mut count = 0;
         let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
         let started = Instant::now();

@@ -6,14 +6,14 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use serde_json::Value;
-
 use super::facts::ModelFacts;
 use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
-use crate::exec::{Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
+use crate::exec::{
+    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Timelines, Trim,
+};
 use crate::ir::{Rates, Shape, TensorDevice, View};
 use crate::model::families::seedvr2::Sizes;
 use crate::model::{Direction, FrameRange, Model};
@@ -61,11 +61,9 @@ impl Session for Mock {
         self.settings = settings;
         Ok(())
     }
-    fn plan(&self, _: &JobShape, _: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, _: &JobShape, timelines: Timelines, _: &AtomicBool) -> Result<PlanReport> {
+        assert!(timelines.is_none(), "a panic in a timeline");
         panic!("a panic with {}", "an argument");
-    }
-    fn timelines(&self, _: &JobShape, _: &AtomicBool) -> Result<Vec<Value>> {
-        panic!("a panic in a timeline");
     }
     fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {
         if let Some(progress) = &mut control.progress {
@@ -104,9 +102,6 @@ impl Drop for MockStream {
 }
 
 impl FrameStream for MockStream {
-    fn direction(&self) -> Direction {
-        Direction::Encode
-    }
     fn plan(&self) -> PlanReport {
         plan()
     }

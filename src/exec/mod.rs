@@ -159,6 +159,9 @@ pub struct MemoryUse {
     pub host: u64,
 }
 
+/// Where the timelines of a plan go, if somebody asks for them.
+pub type Timelines<'a> = Option<&'a mut Vec<serde_json::Value>>;
+
 /// What a trim frees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trim {
@@ -173,9 +176,8 @@ pub trait Session: Send {
     fn settings(&self) -> Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
-    /// The same plan as a [timeline](crate::report::timeline) for each device that has a part.
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
+    /// `timelines`: gets the plan as a [timeline](crate::report::timeline) for each device that has a part.
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
     /// `job`: of a stream.
@@ -227,7 +229,6 @@ pub enum Pull {
 
 /// A clip of any length, in pieces.
 pub trait FrameStream: Send {
-    fn direction(&self) -> Direction;
     /// What it works by.
     fn plan(&self) -> PlanReport;
     /// Takes frames from the front and says how many. Fewer than offered, perhaps none: pull, then push the rest.

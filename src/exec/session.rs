@@ -19,7 +19,7 @@ use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
-use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Trim, nonfinite};
+use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite};
 use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Result, check_cancel};
 use crate::ir::{DeviceProfile, TensorDevice};
@@ -283,18 +283,15 @@ impl<B: Backend> Session for Engine<B> {
         self.adopt(settings, self.auto)
     }
 
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
-        let job = Job::new(self.on.network(job.direction), job)?;
-        Ok(self.report(&self.find_plan(&job, self.limit(), cancel)?))
-    }
-
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let (job, limits) = (Job::new(self.on.network(job.direction), job)?, self.limits());
         let plan = self.find_plan(&job, limits.device, cancel)?;
         let (report, place) = (self.report(&plan), self.place.to_string());
-        let timeline = report::timeline(&plan, &report, &place, limits, &self.target(cancel)?);
-        check_cancel(cancel)?;
-        Ok(vec![timeline])
+        if let Some(timelines) = timelines {
+            timelines.push(report::timeline(&plan, &report, &place, limits, &self.target(cancel)?));
+            check_cancel(cancel)?;
+        }
+        Ok(report)
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {

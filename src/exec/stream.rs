@@ -10,7 +10,6 @@ use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, View};
-use crate::model::Direction;
 use crate::plan::{Next, op_work};
 use crate::report::PlanReport;
 use crate::reserve;
@@ -66,10 +65,6 @@ impl<B: Backend> Streaming<B> {
 }
 
 impl<B: Backend> FrameStream for Streaming<B> {
-    fn direction(&self) -> Direction {
-        self.job.direction()
-    }
-
     fn plan(&self) -> PlanReport {
         self.job.report.clone()
     }
@@ -120,7 +115,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let seen = known.unwrap_or_default();
         self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
         let pull = result?;
-        let direction = self.direction();
+        let direction = self.job.direction();
         let ReadyJob { auto, settings, backend, .. } = &mut self.job;
         if auto.is_overflow(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);

@@ -103,7 +103,7 @@ fn plan(
         }
     }
     let plan_own = |(member, parts): (&mut Member, &Vec<Part>)| -> Vec<Result<PlanReport>> {
-        parts.iter().map(|part| member.session.plan(&job.shape(part), cancel)).collect()
+        parts.iter().map(|part| member.session.plan(&job.shape(part), None, cancel)).collect()
     };
     let planned = at_once(members.iter_mut().zip(&own).collect(), plan_own, || ());
     let plan_of = |index: usize, part: &Part| {

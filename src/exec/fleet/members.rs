@@ -10,7 +10,7 @@ use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Control, check};
+use crate::exec::{Control, Timelines, check};
 use crate::ir::TensorDevice;
 use crate::model::{Direction, Model, Network};
 use crate::report::PlanReport;
@@ -121,22 +121,17 @@ impl Fleet {
         )))
     }
 
-    pub fn plan(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<PlanReport> {
+    /// `timelines`: gets that of each member's first part.
+    pub fn plan(&mut self, job: &FleetJob, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let mixed = self.begin()?;
         let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
-        assign::report(&self.members, job, &all, &[], mixed)
-    }
-
-    /// Of each member the timeline of its first part.
-    pub fn timelines(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
-        let mut timelines = Vec::new();
-        let firsts = self.members.iter().zip(&all).filter_map(|(member, parts)| Some((member, parts.first()?)));
-        for (member, first) in firsts {
-            timelines.extend(member.session.timelines(&job.shape(&first.part), cancel)?);
+        if let Some(timelines) = timelines {
+            for (member, parts) in self.members.iter().zip(&all) {
+                let first = parts.first().map(|first| job.shape(&first.part));
+                first.map(|first| member.session.plan(&first, Some(&mut *timelines), cancel)).transpose()?;
+            }
         }
-        Ok(timelines)
+        assign::report(&self.members, job, &all, &[], mixed)
     }
 
     pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {

@@ -23,7 +23,7 @@ use self::members::{Fleet, refuse_stream};
 use super::check::{self, TensorCheck};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Trim};
+use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Timelines, Trim};
 use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
 use crate::model::Model;
@@ -55,17 +55,6 @@ impl FleetSession {
     }
 }
 
-/// What is to be planned; of a stream a round.
-fn asked(fleet: &Fleet, job: &JobShape) -> Result<FleetJob> {
-    let network = fleet.network(job.direction);
-    check::job(network, job)?;
-    match job.extent {
-        Extent::Clip => Ok(FleetJob::new(network, job.input, None, None)),
-        Extent::Range(range) => Ok(FleetJob::new(network, job.input, Some(range), None)),
-        Extent::Stream { .. } => stream::round(fleet, network, job.input),
-    }
-}
-
 impl Session for FleetSession {
     fn model(&self) -> &Arc<Model> {
         &self.model
@@ -83,19 +72,19 @@ impl Session for FleetSession {
         self.fleet.lock().apply(&settings)
     }
 
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
-        let asked = asked(&fleet, job)?;
-        match job.extent {
-            Extent::Stream { first } => stream::plan(&mut fleet, &asked, first, cancel),
-            Extent::Clip | Extent::Range(_) => fleet.plan(&asked, cancel),
-        }
-    }
-
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        let mut fleet = self.fleet.lock();
-        let asked = asked(&fleet, job)?;
-        fleet.timelines(&asked, cancel)
+        let network = Arc::clone(fleet.network(job.direction));
+        check::job(&network, job)?;
+        let range = match job.extent {
+            Extent::Clip => None,
+            Extent::Range(range) => Some(range),
+            Extent::Stream { first } => {
+                let round = stream::round(&fleet, &network, job.input)?;
+                return stream::plan(&mut fleet, &round, first, timelines, cancel);
+            }
+        };
+        fleet.plan(&FleetJob::new(&network, job.input, range, None), timelines, cancel)
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {

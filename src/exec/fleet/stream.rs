@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, check, nonfinite};
+use crate::exec::{ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, Timelines, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -61,7 +61,7 @@ pub fn open(
     let cone = check::job(&network, job)?;
     let (input, first) = (Shape { frames: 0, ..job.input }, cone.range.first);
     let round = round(&locked, &network, input)?;
-    let plan = plan(&mut locked, &round, first, cancel)?;
+    let plan = plan(&mut locked, &round, first, None, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
@@ -80,8 +80,14 @@ pub fn open(
 }
 
 /// The plan of a stream, from frame `first` on: that of a round far into the clip.
-pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool) -> Result<PlanReport> {
-    let mut plan = fleet.plan(round, cancel)?;
+pub fn plan(
+    fleet: &mut Fleet,
+    round: &FleetJob,
+    first: u64,
+    timelines: Timelines,
+    cancel: &AtomicBool,
+) -> Result<PlanReport> {
+    let mut plan = fleet.plan(round, timelines, cancel)?;
     // Frames of a round count from its first.
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
@@ -267,10 +273,6 @@ impl FleetStream {
 }
 
 impl FrameStream for FleetStream {
-    fn direction(&self) -> Direction {
-        self.network.direction
-    }
-
     fn plan(&self) -> PlanReport {
         self.plan.clone()
     }

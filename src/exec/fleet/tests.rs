@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use super::*;
 use crate::exec::session::tests::{Tensors, rounding};
 use crate::exec::{Allocators, DeviceName, Limit, LogLevel, LogSink, PlanKind, Progress, open, open_one};
@@ -71,11 +69,8 @@ impl Session for Failing {
     fn configure(&mut self, settings: Settings) -> Result<()> {
         self.inner.configure(settings)
     }
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
-        self.inner.plan(job, cancel)
-    }
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<Value>> {
-        self.inner.timelines(job, cancel)
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
+        self.inner.plan(job, timelines, cancel)
     }
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         self.runs.begun.fetch_add(1, Relaxed);

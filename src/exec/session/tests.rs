@@ -239,7 +239,7 @@ fn a_call_that_overflows_in_fp16_is_repeated_in_bf16_and_the_handle_stays_with_i
         assert!(expected.iter().all(|value| value.is_finite()) && warnings.is_empty(), "{tensor}: {warnings:?}");
 
         let mut auto = rounding(&file.0);
-        let planned = |auto: &Engine<HostGpu>| auto.plan(&job, &AtomicBool::new(false)).unwrap().to_string();
+        let planned = |auto: &Engine<HostGpu>| auto.plan(&job, None, &AtomicBool::new(false)).unwrap().to_string();
         assert!(planned(&auto).contains("fp16"), "{}", planned(&auto));
         let (found, report, warnings) = decode.run(&mut auto).unwrap();
         assert!(found == expected, "{tensor}: the bits of precision=bf16");

@@ -82,8 +82,8 @@ impl Job<'_> {
         let call = Call {
             direction: self.direction,
             range,
-            input: &from,
-            output: &to,
+            input: from,
+            output: to,
             logvar: None,
             stream: None,
             first_clip: 0,
@@ -108,7 +108,7 @@ impl Job<'_> {
             loop {
                 let mut one = Memory::new(Shape { frames: 1, ..self.output });
                 let (mut written, view) = (0, one.view());
-                let into = Outputs { output: &view, logvar: None, stream: None };
+                let into = Outputs { output: view, logvar: None, stream: None };
                 match stream.pull(&into, &mut Control::new(&cancel), &mut written).unwrap() {
                     Pull::Written => pulled.push(one.values),
                     Pull::NeedsInput => break,

@@ -203,9 +203,9 @@ pub(super) unsafe fn run_call(
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { CallArgs::read(run) }?;
-        let (logvar, stream) = (run.logvar.as_ref(), run.stream());
+        let (logvar, stream) = (run.logvar, run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
-        let call = Call { direction, range, input: &from, output: &to, logvar, stream, first_clip: 0 };
+        let call = Call { direction, range, input: from, output: to, logvar, stream, first_clip: 0 };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
         handle.finished(plan, started.elapsed().as_secs_f64());

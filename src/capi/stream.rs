@@ -122,7 +122,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its run info.
         let run = unsafe { CallArgs::read(run) }?;
         let mut count = 0;
-        let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
+        let into = Outputs { output: out, logvar: run.logvar, stream: run.stream() };
         let started = Instant::now();
         let pulled = run.with_control(handle, |control| stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.

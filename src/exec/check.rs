@@ -174,12 +174,12 @@ impl TensorCheck {
     /// Checks everything about a call but its memory. Returns what its output depends on.
     pub fn call(&self, call: &Call) -> Result<Cone> {
         let (shape, is_whole) = (call.input.shape(), call.range.is_none());
-        self.input(call.input)?;
-        self.outputs(shape, call.output, call.logvar, is_whole)?;
+        self.input(&call.input)?;
+        self.outputs(shape, &call.output, call.logvar.as_ref(), is_whole)?;
         // After the shapes: a wrong shape reaches into memory that the tensor does not have.
         let (from, to) = ends(self.network.direction);
-        disjoint((to.name(), call.output), (from.name(), call.input))?;
-        call.logvar.map_or(Ok(()), |view| disjoint(("logvar", view), (from.name(), call.input)))?;
+        disjoint((to.name(), &call.output), (from.name(), &call.input))?;
+        call.logvar.map_or(Ok(()), |view| disjoint(("logvar", &view), (from.name(), &call.input)))?;
         let Some(asked) = call.range else { return Ok(Cone::new(&self.network, FrameRange::WHOLE)) };
         let cone = range(&self.network, asked)?;
         let inputs = cone.inputs(asked.clip_frames);
@@ -264,7 +264,7 @@ impl StreamCheck {
 
     /// Checks where a pull writes.
     pub fn pull(&self, into: &Outputs) -> Result<()> {
-        self.tensors.outputs(self.frame, into.output, into.logvar, false)
+        self.tensors.outputs(self.frame, &into.output, into.logvar.as_ref(), false)
     }
 }
 

@@ -124,14 +124,15 @@ pub fn range_inputs(model: &Model, direction: Direction, range: ClipRange) -> Re
 }
 
 /// One call of encode or decode. Shapes, types and devices are checked by [`Session::run`].
-pub struct Call<'a> {
+#[derive(Clone, Copy)]
+pub struct Call {
     pub direction: Direction,
     /// `None`: the whole clip. Otherwise the input is what the range needs.
     pub range: Option<ClipRange>,
-    pub input: &'a View,
-    pub output: &'a View,
+    pub input: View,
+    pub output: View,
     /// Where encode writes the log-variance, if the host wants it.
-    pub logvar: Option<&'a View>,
+    pub logvar: Option<View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,
     /// The clip of the batch that the tensors begin with; 0 unless they are a part of it.
@@ -139,9 +140,10 @@ pub struct Call<'a> {
 }
 
 /// Where a pull writes.
-pub struct Outputs<'a> {
-    pub output: &'a View,
-    pub logvar: Option<&'a View>,
+#[derive(Clone, Copy)]
+pub struct Outputs {
+    pub output: View,
+    pub logvar: Option<View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,
 }

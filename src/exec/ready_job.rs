@@ -40,8 +40,8 @@ impl<B: Backend> ReadyJob<B> {
     }
 
     /// The host's stream, if the call may return before its work is done: all its tensors are on this job's device.
-    pub fn stream_for(&self, stream: Option<HostStream>, tensors: &[Option<&View>]) -> Option<HostStream> {
-        let on_device = |view: &&View| view.device() == self.place && self.place != TensorDevice::Cpu;
+    pub fn stream_for(&self, stream: Option<HostStream>, tensors: &[Option<View>]) -> Option<HostStream> {
+        let on_device = |view: &View| view.device() == self.place && self.place != TensorDevice::Cpu;
         stream.filter(|_| tensors.iter().flatten().all(on_device))
     }
 

@@ -32,11 +32,11 @@ const UNCHANGED: Affine = Affine { mul: 1.0, add: 0.0 };
 
 /// Host tensors of a call. Frame 0 of a tensor is frame `*_first` of the clip, clip 0 is `first_clip` of the batch.
 #[derive(Clone, Copy, Default)]
-pub struct HostTensors<'a> {
-    pub input: Option<&'a View>,
+pub struct HostTensors {
+    pub input: Option<View>,
     pub input_first: u64,
-    pub output: Option<&'a View>,
-    pub logvar: Option<&'a View>,
+    pub output: Option<View>,
+    pub logvar: Option<View>,
     pub output_first: u64,
     pub first_clip: u64,
 }
@@ -52,7 +52,7 @@ fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
 /// Runs operations of a job on these tensors.
 pub struct Runner<'a, B: Backend> {
     pub job: &'a mut ReadyJob<B>,
-    pub tensors: HostTensors<'a>,
+    pub tensors: HostTensors,
 }
 
 /// What values go through between a host's tensor and activations.
@@ -132,7 +132,7 @@ impl<B: Backend> Runner<'_, B> {
         let Conversion { map, channels, patch } =
             Conversion::new(ends(spec.network.direction).0, from.dtype(), &spec.network, &job.settings, &job.latents);
         let load = LoadTensor {
-            from,
+            from: &from,
             batch: op.batch,
             frame: op.frame - self.tensors.input_first,
             top: region.top,
@@ -193,7 +193,7 @@ impl<B: Backend> Runner<'_, B> {
             map,
             channels,
             patch,
-            into,
+            into: &into,
             batch: op.batch,
             frame,
             clip: self.tensors.first_clip + op.batch,
@@ -208,7 +208,7 @@ impl<B: Backend> Runner<'_, B> {
             sample: None,
             map: UNCHANGED,
             channels: channels.map(|channels| ChannelMaps { maps: &same, ..channels }),
-            into,
+            into: &into,
             ..plain
         };
         job.backend.store(&mut job.workspace.memory, &logvar, &job.buffers)

@@ -19,7 +19,9 @@ use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
-use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite};
+use super::{
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite,
+};
 use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Result, check_cancel};
 use crate::ir::{DeviceProfile, TensorDevice};

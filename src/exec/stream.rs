@@ -81,7 +81,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         };
         self.check.push(view)?;
         let (taken, input_first) = (self.job.schedule.room().min(view.shape().frames), self.job.schedule.loaded());
-        let tensors = HostTensors { input: Some(view), input_first, ..HostTensors::default() };
+        let tensors = HostTensors { input: Some(*view), input_first, ..HostTensors::default() };
         let mut runner = Runner { job: &mut self.job, tensors };
         for _ in 0..taken {
             runner.job.schedule.load();

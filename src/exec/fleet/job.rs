@@ -35,14 +35,6 @@ pub struct PlannedPart {
     pub plan: PlanReport,
 }
 
-/// The tensors of a call.
-#[derive(Clone, Copy)]
-pub struct Tensors {
-    pub input: View,
-    pub output: View,
-    pub logvar: Option<View>,
-}
-
 impl FleetJob {
     /// `input`: the shape of the clip; `frames`: how many come out, if the host says.
     pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> FleetJob {
@@ -144,26 +136,18 @@ impl FleetJob {
         inputs.start - self.first_input..inputs.end - self.first_input
     }
 
-    pub fn tensors(&self, part: &Part, of: &Tensors) -> Tensors {
+    /// The call that a part of a whole call is.
+    pub fn call(&self, part: &Part, whole: &Call) -> Call {
         let first = self.whole.frames.start;
         let frames = part.frames.start - first..part.frames.end - first;
-        let output = |view: &View| view.clips(part.clips.clone()).frames(frames.clone());
-        Tensors {
-            input: of.input.clips(part.clips.clone()).frames(self.inputs(part)),
-            output: output(&of.output),
-            logvar: of.logvar.as_ref().map(output),
-        }
-    }
-
-    pub fn call<'a>(&self, part: &Part, tensors: &'a Tensors) -> Call<'a> {
+        let output = |view: View| view.clips(part.clips.clone()).frames(frames.clone());
         Call {
-            direction: self.direction(),
             range: self.range(part),
-            input: &tensors.input,
-            output: &tensors.output,
-            logvar: tensors.logvar.as_ref(),
-            stream: None,
+            input: whole.input.clips(part.clips.clone()).frames(self.inputs(part)),
+            output: output(whole.output),
+            logvar: whole.logvar.map(output),
             first_clip: part.clips.start,
+            ..*whole
         }
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::assign;
-use super::job::{FleetJob, PlannedPart, Tensors};
+use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Control, Timelines, check};
+use crate::exec::{Call, Control, Timelines, check};
 use crate::ir::TensorDevice;
 use crate::model::{Direction, Model, Network};
 use crate::report::PlanReport;
@@ -134,7 +134,7 @@ impl Fleet {
         assign::report(&self.members, job, &all, &[], mixed)
     }
 
-    pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
+    pub fn run(&mut self, job: &FleetJob, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mixed, mut todo) = (self.begin()?, vec![job.whole.clone()]);
         let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
         let mut took = vec![0.0; self.members.len()];
@@ -147,7 +147,7 @@ impl Fleet {
             if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
-            let work = Work { job, tensors, cancel: control.cancel, listens: control.log.is_some() };
+            let work = Work { job, call, cancel: control.cancel, listens: control.log.is_some() };
             let outcomes = run::run(&mut self.members, &all, work, &mut meter)?;
             for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
                 let left = parts.split_off(outcome.done);

@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use self::job::{FleetJob, Tensors};
+use self::job::FleetJob;
 use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::check::{self, TensorCheck};
@@ -93,11 +93,10 @@ impl Session for FleetSession {
         TensorCheck { network: Arc::clone(&network), places: fleet.places() }.call(call)?;
         refuse_stream(call.stream.is_some())?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
-        let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         let had_left = fleet.has_left_fp16();
-        let report = fleet.run(&job, &tensors, control)?;
+        let report = fleet.run(&job, call, control)?;
         // Parts in two precisions do not have the bits of one. The repetition begins with bf16 on all members.
-        if fleet.has_left_fp16() && !had_left { fleet.run(&job, &tensors, control) } else { Ok(report) }
+        if fleet.has_left_fp16() && !had_left { fleet.run(&job, call, control) } else { Ok(report) }
     }
 
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {

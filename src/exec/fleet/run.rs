@@ -7,12 +7,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::panicking;
 use std::time::{Duration, Instant};
 
-use super::frames::NearTensors;
-use super::job::{FleetJob, PlannedPart, Tensors};
+use super::frames::NearCall;
+use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
-use crate::exec::{Control, LogLevel, LogSink, Progress};
+use crate::exec::{Call, Control, LogLevel, LogSink, Progress};
 use crate::ir::TensorDevice;
 use crate::report::Part;
 use crate::thread_pool::at_once;
@@ -84,7 +84,7 @@ impl Drop for Worker<'_> {
 #[derive(Clone, Copy)]
 pub struct Work<'a> {
     pub job: &'a FleetJob,
-    pub tensors: &'a Tensors,
+    pub call: &'a Call,
     pub cancel: &'a AtomicBool,
     /// Whether the host has a log.
     pub listens: bool,
@@ -179,9 +179,9 @@ impl Worker<'_> {
 
     /// Seconds from the first operation on.
     fn run_part(&mut self, part: &Part) -> Result<f64> {
-        let Worker { member, work: Work { job, tensors, cancel, listens }, tell, .. } = self;
+        let Worker { member, work: Work { job, call, cancel, listens }, tell, .. } = self;
         let (place, stage, frames) = (member.session.place(), job.direction().name(), part.all_frames() as f64);
-        let near = NearTensors::new(job.tensors(part, tensors), place)?;
+        let near = NearCall::new(job.call(part, call), place)?;
         let (mut begun, mut told) = (None, 0.0);
         let mut tell_done = |share: f64| {
             let _ = tell.send(Message::Done(frames * (share - told)));
@@ -198,7 +198,7 @@ impl Worker<'_> {
         let relay = Relay { tell, place };
         let log = listens.then_some(&relay as &dyn LogSink);
         let mut control = Control { cancel, progress: Some(&mut progress), log };
-        let ran = member.session.run(&job.call(part, &near.tensors), &mut control);
+        let ran = member.session.run(&near.call, &mut control);
         let written = ran.and_then(|_| near.write_back());
         tell_done(if written.is_ok() { 1.0 } else { 0.0 });
         written?;

@@ -8,14 +8,16 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::Mutex;
 
 use super::frames::Frames;
-use super::job::{FleetJob, Tensors};
+use super::job::FleetJob;
 use super::members::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, Timelines, check, nonfinite};
+use crate::exec::{
+    Call, ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, Timelines, check, nonfinite,
+};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -178,24 +180,28 @@ impl FleetStream {
 
     /// Runs a round of `count` frames, with outputs like those of a pull.
     fn run_round(&mut self, count: u64, into: &Outputs, control: &mut Control) -> Result<()> {
-        let mut outputs = vec![Frames::of(count, into.output)?];
+        let mut outputs = vec![Frames::of(count, &into.output)?];
         if self.network.direction == Direction::Encode {
-            outputs.push(Frames::of(count, into.logvar.unwrap_or(into.output))?);
+            outputs.push(Frames::of(count, &into.logvar.unwrap_or(into.output))?);
         }
         let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
         let cone = check::range(&self.network, range)?;
         let inputs = cone.inputs(self.loaded);
         let Some(input) = &self.inputs else { return Err(Error::Internal("a round without input".into())) };
-        let tensors = Tensors {
+        let call = Call {
+            direction: self.network.direction,
+            range: Some(range),
             input: input.view(0..inputs.end - inputs.start)?,
             output: outputs[0].all()?,
             logvar: outputs.get(1).map(Frames::all).transpose()?,
+            stream: None,
+            first_clip: 0,
         };
         let job =
             FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.frame }, Some(range), Some(count));
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
             self.check_precision(fleet)?;
-            let plan = fleet.run(&job, &tensors, control)?;
+            let plan = fleet.run(&job, &call, control)?;
             self.check_precision(fleet).map(|()| plan)
         })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
@@ -223,7 +229,7 @@ impl FleetStream {
         let count = made.count().min(into.output.shape().frames - at);
         let pairs = self.outputs.iter().zip([Some(into.output), into.logvar]);
         for (frames, to) in pairs.filter_map(|(frames, to)| Some((frames, to?))) {
-            if !frames.is_like(to) {
+            if !frames.is_like(&to) {
                 return Err(Error::Tensor(format!(
                     "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the size \
                      and type of a pull for a round",

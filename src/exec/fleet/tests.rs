@@ -145,8 +145,7 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
     };
     let (input, output) = (view(&mut latent, LATENT), view(&mut video, VIDEO));
     let direction = Direction::Decode;
-    let call =
-        Call { direction, range: None, input: &input, output: &output, logvar: None, stream: None, first_clip: 0 };
+    let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
     let (cancel, log) = (AtomicBool::new(false), Warnings(&heard.warnings));
     let mut tell = |progress: Progress| {
         if progress.stage == "decode" {

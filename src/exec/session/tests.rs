@@ -65,7 +65,7 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     };
     let (from, into) = (view(&mut input, case.input), view(&mut output, case.output));
     let (direction, cancel) = (case.direction, AtomicBool::new(false));
-    let call = Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
+    let call = Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
     let report = engine.run(&call, &mut Control::new(&cancel))?;
     assert_eq!((report.input, report.output), (case.input.into(), case.output.into()));
     let bits = output.iter().map(|value| value.to_bits()).collect();
@@ -166,7 +166,7 @@ impl Tensors {
     pub fn run(&mut self, session: &mut dyn Session) -> Result<(Vec<f32>, PlanReport, Vec<String>)> {
         let (from, into, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
         let call =
-            Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
+            Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
         let (cancel, warnings) = (AtomicBool::new(false), Warnings::default());
         let mut control = Control { log: Some(&warnings), ..Control::new(&cancel) };
         let report = session.run(&call, &mut control)?;
@@ -195,7 +195,7 @@ impl Tensors {
                 stream.push(None).unwrap();
             }
             let mut written = 0;
-            let outputs = Outputs { output: &into, logvar: None, stream: None };
+            let outputs = Outputs { output: into, logvar: None, stream: None };
             let pulled = stream.pull(&outputs, &mut Control::new(&cancel), &mut written);
             frames += written;
             match pulled {

@@ -43,8 +43,8 @@ impl LatentClip {
         let job = Call {
             direction: Direction::Decode,
             range: None,
-            input: &input,
-            output: &output,
+            input,
+            output,
             logvar: None,
             stream: None,
             first_clip: 0,
@@ -67,7 +67,7 @@ impl LatentClip {
         let room = vec![f32::NAN; 3 * pixels];
         let into = view(&room, [3, 1, self.pixels[2], self.pixels[3]]);
         loop {
-            let outputs = Outputs { output: &into, logvar: None, stream: None };
+            let outputs = Outputs { output: into, logvar: None, stream: None };
             let mut written = 0;
             let control = &mut Control::new(&cancel);
             match stream.pull(&outputs, control, &mut written).unwrap() {

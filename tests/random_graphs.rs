@@ -14,7 +14,7 @@ use common::weights::random_weights;
 use common::{Random, devices};
 use video_vae::internals::error::Error;
 use video_vae::internals::exec::{
-    self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session, StreamStart,
+    self, Allocators, Call, ClipRange, Control, DeviceName, Extent, JobShape, Outputs, Pull, Session,
 };
 use video_vae::internals::ir::{DType, Shape, TensorDevice, View};
 use video_vae::internals::model::graph::NodeOp;
@@ -82,8 +82,8 @@ impl Job<'_> {
         let call = Call {
             direction: self.direction,
             range,
-            input: &from,
-            output: &to,
+            input: from,
+            output: to,
             logvar: None,
             stream: None,
             first_clip: 0,
@@ -95,8 +95,9 @@ impl Job<'_> {
     /// Pushed a frame at a time.
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let cancel = AtomicBool::new(false);
-        let start = StreamStart { direction: self.direction, input: self.input.shape, first: 0 };
-        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
+        let extent = Extent::Stream { first: 0 };
+        let start = JobShape { direction: self.direction, input: self.input.shape, extent };
+        let mut stream = session.open_stream(&start, &Control::new(&cancel)).unwrap();
         let (mut pushed, mut pulled) = (0, Vec::new());
         loop {
             if pushed < self.input.shape.frames {
@@ -107,7 +108,7 @@ impl Job<'_> {
             loop {
                 let mut one = Memory::new(Shape { frames: 1, ..self.output });
                 let (mut written, view) = (0, one.view());
-                let into = Outputs { output: &view, logvar: None, stream: None };
+                let into = Outputs { output: view, logvar: None, stream: None };
                 match stream.pull(&into, &mut Control::new(&cancel), &mut written).unwrap() {
                     Pull::Written => pulled.push(one.values),
                     Pull::NeedsInput => break,
@@ -148,7 +149,7 @@ fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<Box<dyn Session
 }
 
 fn configure(session: &mut dyn Session, keys: &[(&str, &str)]) {
-    let mut settings = session.settings().clone();
+    let mut settings = session.settings();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
     session.configure(settings).unwrap();
 }
@@ -201,11 +202,11 @@ fn check_bits(what: &str, job: &mut Job, session: &mut dyn Session, whole: &Memo
         let part = job.run(session, Some(range)).unwrap();
         assert!(part.values == whole.frames(first, count).values, "{what}, frames {first} to {}", first + count);
     }
-    let shape = JobShape { direction: job.direction, input: job.input.shape, range: None };
-    let free = session.plan(&shape, &AtomicBool::new(false)).unwrap().device_bytes;
+    let shape = JobShape { direction: job.direction, input: job.input.shape, extent: Extent::Clip };
+    let free = session.plan(&shape, None, &AtomicBool::new(false)).unwrap().device_bytes;
     for percent in [90, 70, 50] {
         configure(session, &[("memory_limit", &(free * percent / 100).to_string())]);
-        match session.plan(&shape, &AtomicBool::new(false)) {
+        match session.plan(&shape, None, &AtomicBool::new(false)) {
             Ok(plan) => {
                 assert!(plan.device_bytes <= free * percent / 100 && plan.exact, "{what}: {plan}");
                 assert!(job.run(session, None).unwrap().values == whole.values, "{what}, {percent} %: {plan}");

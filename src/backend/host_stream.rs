@@ -6,3 +6,5 @@ pub struct HostStream(pub *mut std::ffi::c_void);
 
 // SAFETY: the driver takes the handle from any thread.
 unsafe impl Send for HostStream {}
+// SAFETY: as above; it is a number to everybody else.
+unsafe impl Sync for HostStream {}

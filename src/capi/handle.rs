@@ -1,7 +1,6 @@
 //! Handles: create, configure, query, free. This file becomes a part of the header.
 
 use std::ffi::{c_char, c_void};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -13,10 +12,11 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
+use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::ir::TensorDevice;
 use crate::model::Checkpoint;
 use crate::node;
+use crate::report::{Part, Trace};
 
 /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
 /// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them.
@@ -64,9 +64,10 @@ pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value:
     guard::exclusive(v, |handle, open| {
         // SAFETY: the host vouches for NUL-terminated texts.
         let (key, value) = unsafe { (text::read("key", key)?, text::read("value", value)?) };
-        let mut settings = open.session.settings().clone();
+        let mut settings = open.session.settings();
+        let before = settings.trace.clone();
         node::configure(&mut settings, key, value)?;
-        let (before, trace) = (open.session.settings().trace.clone(), settings.trace.clone());
+        let trace = settings.trace.clone();
         trace.as_ref().map_or(Ok(()), Trace::open)?;
         open.session.configure(settings)?;
         *handle.latent_format.lock() = open.session.settings().latent_format;
@@ -197,12 +198,10 @@ fn add_job(info: &mut vvae_handle_device_info, job: &FinishedRun, index: usize) 
         Some(device) => {
             info.unused = u32::from(device.unused.is_some());
             (info.device_bytes, info.host_bytes) = (device.device_bytes, device.host_bytes);
-            if let Some((clips, frames)) = device.parts.first() {
-                (info.first_clip, info.first_frame) = (signed(clips.start), signed(frames.start));
+            if let Some(first) = device.parts.first() {
+                (info.first_clip, info.first_frame) = (signed(first.clips.start), signed(first.frames.start));
             }
-            let frames =
-                |(clips, frames): &(Range<u64>, Range<u64>)| (clips.end - clips.start) * (frames.end - frames.start);
-            info.frames = signed(device.parts.iter().map(frames).sum());
+            info.frames = signed(device.parts.iter().map(Part::all_frames).sum());
             (info.seconds, info.measured_seconds) = (device.seconds, device.measured_seconds);
         }
     }

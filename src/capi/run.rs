@@ -10,7 +10,7 @@ use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, Control, JobShape, Progress};
+use crate::exec::{Call, ClipRange, Control, Extent, JobShape, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
@@ -95,8 +95,9 @@ pub unsafe extern "C" fn vvae_plan_timeline(
         // SAFETY: the host vouches for its text and numbers.
         let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
         check_place("length", length, "the number")?;
-        let job = JobShape { direction, input, range: None };
-        let devices = open.session.timelines(&job, handle.cancel_flag())?;
+        let job = JobShape { direction, input, extent: clip_or_stream(input) };
+        let mut devices = Vec::new();
+        open.session.plan(&job, Some(&mut devices), handle.cancel_flag())?;
         let json = serde_json::json!({ "devices": devices }).to_string();
         // SAFETY: the host vouches for a buffer of this capacity, and for the number.
         unsafe { length.write_unaligned(text::write(&json, text, capacity)) };
@@ -174,8 +175,11 @@ pub(super) unsafe fn plan_call(
         let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
         // SAFETY: the caller's promise.
         unsafe { sized::check("out", out) }?;
-        let range = range.map(|range| range(input.frames)).transpose()?;
-        let plan = open.session.plan(&JobShape { direction, input, range }, handle.cancel_flag())?;
+        let extent = match range {
+            Some(range) => Extent::Range(range(input.frames)?),
+            None => clip_or_stream(input),
+        };
+        let plan = open.session.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
         unsafe { write_plan(&plan, out, text, capacity) }
@@ -198,15 +202,20 @@ pub(super) unsafe fn run_call(
         // SAFETY: the caller's promise.
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
-        let run = unsafe { CallArgs::read(run, direction) }?;
-        let (logvar, stream) = (run.logvar.as_ref(), run.stream());
+        let run = unsafe { CallArgs::read(run) }?;
+        let (logvar, stream) = (run.logvar, run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
-        let call = Call { direction, range, input: &from, output: &to, logvar, stream, first_clip: 0 };
+        let call = Call { direction, range, input: from, output: to, logvar, stream, first_clip: 0 };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
         handle.finished(plan, started.elapsed().as_secs_f64());
         Ok(VVAE_OK)
     })
+}
+
+/// What is planned for an input: 0 frames stand for a stream.
+fn clip_or_stream(input: Shape) -> Extent {
+    if input.frames == 0 { Extent::Stream { first: 0 } } else { Extent::Clip }
 }
 
 /// The direction and input shape of a job. A stream has 0 frames, whatever the host passes.
@@ -240,7 +249,7 @@ pub(super) struct CallArgs {
 impl CallArgs {
     /// # Safety
     /// `info` is null or as the header asks.
-    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<CallArgs> {
+    pub unsafe fn read(info: *const vvae_run_info) -> Result<CallArgs> {
         let info = if info.is_null() {
             NOTHING
         } else {
@@ -256,14 +265,9 @@ impl CallArgs {
         if info.flags & VVAE_RUN_HAS_STREAM == 0 && !info.cuda_stream.is_null() {
             return Err(Error::Argument("run: cuda_stream is set, but not VVAE_RUN_HAS_STREAM in flags".into()));
         }
-        let logvar = match direction {
-            _ if info.logvar.is_null() => None,
-            // SAFETY: the caller's promise.
-            Direction::Encode => Some(unsafe { tensor::view("logvar", info.logvar, true) }?),
-            Direction::Decode => {
-                return Err(Error::Argument("run: logvar must be null; only encode has a log-variance".into()));
-            }
-        };
+        let given = (!info.logvar.is_null()).then_some(info.logvar);
+        // SAFETY: the caller's promise.
+        let logvar = given.map(|logvar| unsafe { tensor::view("logvar", logvar, true) }).transpose()?;
         Ok(CallArgs { info, logvar })
     }
 

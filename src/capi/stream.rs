@@ -9,7 +9,7 @@ use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
-use crate::exec::{Outputs, Pull, StreamStart};
+use crate::exec::{Extent, JobShape, Outputs, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -72,8 +72,8 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
         // SAFETY: the caller's promise.
         let (direction, input) = unsafe { node_and_shape(node, shape, true) }?;
-        let start = StreamStart { direction, input, first: unsigned("first", first)? };
-        let stream = open.session.open_stream(start, &handle.control())?;
+        let job = JobShape { direction, input, extent: Extent::Stream { first: unsigned("first", first)? } };
+        let stream = open.session.open_stream(&job, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, stream);
         // SAFETY: as above.
@@ -120,9 +120,9 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its tensor.
         let out = unsafe { tensor::view("out", out, true) }?;
         // SAFETY: the host vouches for its run info.
-        let run = unsafe { CallArgs::read(run, stream.direction()) }?;
+        let run = unsafe { CallArgs::read(run) }?;
         let mut count = 0;
-        let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
+        let into = Outputs { output: out, logvar: run.logvar, stream: run.stream() };
         let started = Instant::now();
         let pulled = run.with_control(handle, |control| stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.

@@ -6,15 +6,13 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use serde_json::Value;
-
 use super::facts::ModelFacts;
 use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{
-    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, StreamStart, Trim,
+    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Timelines, Trim,
 };
 use crate::ir::{Rates, Shape, TensorDevice, View};
 use crate::model::families::seedvr2::Sizes;
@@ -56,18 +54,16 @@ impl Session for Mock {
     fn devices(&self) -> Vec<TensorDevice> {
         vec![TensorDevice::Cpu]
     }
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> Settings {
+        self.settings.clone()
     }
     fn configure(&mut self, settings: Settings) -> Result<()> {
         self.settings = settings;
         Ok(())
     }
-    fn plan(&self, _: &JobShape, _: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, _: &JobShape, timelines: Timelines, _: &AtomicBool) -> Result<PlanReport> {
+        assert!(timelines.is_none(), "a panic in a timeline");
         panic!("a panic with {}", "an argument");
-    }
-    fn timelines(&self, _: &JobShape, _: &AtomicBool) -> Result<Vec<Value>> {
-        panic!("a panic in a timeline");
     }
     fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {
         if let Some(progress) = &mut control.progress {
@@ -75,7 +71,7 @@ impl Session for Mock {
         }
         if control.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(plan()) }
     }
-    fn open_stream(&mut self, _: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(&mut self, _: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         if let Some(v) = CANCELLED_HANDLE.get() {
             // SAFETY: null, or a handle.
             unsafe { vvae_cancel(std::ptr::without_provenance_mut(v)) };
@@ -106,9 +102,6 @@ impl Drop for MockStream {
 }
 
 impl FrameStream for MockStream {
-    fn direction(&self) -> Direction {
-        Direction::Encode
-    }
     fn plan(&self) -> PlanReport {
         plan()
     }

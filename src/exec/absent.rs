@@ -6,13 +6,12 @@ use std::sync::atomic::AtomicBool;
 use super::device_model::DeviceModel;
 use super::ledger::Ledger;
 use super::search::{HOST_MARGIN, Job, MARGIN};
-use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, StreamStart, Trim, check};
+use super::{Call, Control, FrameStream, JobShape, Limit, Session, Settings, Timelines, Trim, check};
 use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::TensorDevice;
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Model};
-use crate::plan::{Plan, Target};
 use crate::report::{self, PlanLimits, PlanReport};
 
 /// A session, and the device that it plans for while `device_like` names one.
@@ -47,8 +46,8 @@ impl Session for PlanningSession {
         self.own.devices()
     }
 
-    fn settings(&self) -> &Settings {
-        self.absent.as_ref().map_or(self.own.settings(), |absent| &absent.settings)
+    fn settings(&self) -> Settings {
+        self.absent.as_ref().map_or_else(|| self.own.settings(), |absent| absent.settings.clone())
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
@@ -64,17 +63,10 @@ impl Session for PlanningSession {
         Ok(())
     }
 
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         match &self.absent {
-            Some(absent) => Ok(absent.report(&absent.find(job, cancel)?)),
-            None => self.own.plan(job, cancel),
-        }
-    }
-
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        match &self.absent {
-            Some(absent) => Ok(vec![absent.timeline(&absent.find(job, cancel)?, cancel)?]),
-            None => self.own.timelines(job, cancel),
+            Some(absent) => absent.plan(job, timelines, cancel),
+            None => self.own.plan(job, timelines, cancel),
         }
     }
 
@@ -83,9 +75,9 @@ impl Session for PlanningSession {
         self.own.run(call, control)
     }
 
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         self.refuse_to_run()?;
-        self.own.open_stream(start, control)
+        self.own.open_stream(job, control)
     }
 
     fn ledger(&self) -> Arc<Ledger> {
@@ -104,33 +96,22 @@ struct AbsentPlans {
 }
 
 impl AbsentPlans {
-    /// Of the device's memory, all of which is free, and of this machine's.
-    fn limits(&self) -> PlanLimits {
-        let limit = self.settings.memory_limit.first().copied().unwrap_or(Limit::Auto);
-        PlanLimits {
-            device: limit.bytes(self.on.device.memory_bytes, MARGIN),
-            host: self.settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
+        let AbsentPlans { settings, on } = self;
+        let limit = settings.memory_limit.first().copied().unwrap_or(Limit::Auto);
+        // All of the device's memory is free, and this machine's is what the host has.
+        let limits = PlanLimits {
+            device: limit.bytes(on.device.memory_bytes, MARGIN),
+            host: settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
+        };
+        let (network, target) = (on.network(job.direction), on.target(on.device.profile(), settings, cancel));
+        let request = Job::new(network, job)?.request(network, settings, limits, 0);
+        let plan = on.plan(&request, settings, &target, cancel)?;
+        let report = PlanReport { arithmetic: on.arithmetic(), absent: Some(on.device.name), ..plan.report() };
+        if let Some(timelines) = timelines {
+            timelines.push(report::timeline(&plan, &report, on.device.key, limits, &target));
+            check_cancel(cancel)?;
         }
-    }
-
-    fn target<'a>(&'a self, cancel: &'a AtomicBool) -> Target<'a> {
-        self.on.target(self.on.device.profile(), &self.settings, cancel)
-    }
-
-    fn find(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Plan> {
-        let network = self.on.network(job.direction);
-        let request = Job::new(network, job)?.request(network, &self.settings, self.limits(), 0);
-        self.on.plan(&request, &self.settings, &self.target(cancel), cancel)
-    }
-
-    fn report(&self, plan: &Plan) -> PlanReport {
-        PlanReport { arithmetic: self.on.arithmetic(), absent: Some(self.on.device.name), ..plan.report() }
-    }
-
-    fn timeline(&self, plan: &Plan, cancel: &AtomicBool) -> Result<serde_json::Value> {
-        let (report, key) = (self.report(plan), self.on.device.key);
-        let timeline = report::timeline(plan, &report, key, self.limits(), &self.target(cancel));
-        check_cancel(cancel)?;
-        Ok(timeline)
+        Ok(report)
     }
 }

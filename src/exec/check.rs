@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, JobShape, Outputs, Settings};
+use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs, Settings};
 use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View, share_bytes};
 use crate::model::{Cone, Direction, FrameRange, Network};
 
 /// What goes in and what comes out.
-fn ends(direction: Direction) -> (TensorKind, TensorKind) {
+pub fn ends(direction: Direction) -> (TensorKind, TensorKind) {
     match direction {
         Direction::Encode => (TensorKind::Video, TensorKind::Latent),
         Direction::Decode => (TensorKind::Latent, TensorKind::Video),
@@ -27,8 +27,8 @@ fn refuse<T>(why: String) -> Result<T> {
 /// Frames of a clip that is passed as a whole, at most.
 const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
-/// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
-pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
+/// Checks the shape of an input on its own. The frames of a stream do not count.
+fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
     let (name, dims, geometry) = (input_name(network.direction), shape.dims(), &network.geometry);
     let (channels, fits, scale) = match network.direction {
         Direction::Encode => (geometry.pixel_channels, network.is_video(shape.channels), 1),
@@ -37,7 +37,8 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
             (channels, shape.channels == channels, geometry.packed_space())
         }
     };
-    if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
+    let counts = |axis: &usize| !(stream && *axis == 2);
+    if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] == 0) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
     }
     if !fits {
@@ -51,19 +52,19 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
     let most = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, (1 << 17) / scale, (1 << 17) / scale];
-    if let Some(axis) = (0..5).find(|axis| dims[*axis] > most[*axis]) {
+    if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] > most[*axis]) {
         return refuse(format!("{name}: {} is {}; the most is {}", AXES[axis], dims[axis], most[axis]));
     }
     // All clips of a stream are under way at the same time.
     const MOST_STREAMED: u64 = 256;
-    if shape.frames == 0 && shape.batch > MOST_STREAMED {
+    if stream && shape.batch > MOST_STREAMED {
         return refuse(format!("{name}: B is {}; a stream takes {MOST_STREAMED} clips at a time at most", shape.batch));
     }
     Ok(())
 }
 
 /// More frames than any clip has, and few enough to be counted at every rate.
-pub const MOST_FRAMES: u64 = 1 << 40;
+const MOST_FRAMES: u64 = 1 << 40;
 
 /// Checks that a range lies in its clip. Returns what it depends on.
 pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
@@ -90,8 +91,15 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
 
 /// Checks a job that is to be planned. Returns what its output depends on.
 pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
-    input_shape(network, job.input, job.range.is_none())?;
-    job.range.map_or_else(|| Ok(Cone::new(network, FrameRange::WHOLE)), |asked| range(network, asked))
+    input_shape(network, job.input, job.is_stream())?;
+    match job.extent {
+        Extent::Clip => Ok(Cone::new(network, FrameRange::WHOLE)),
+        Extent::Range(asked) => range(network, asked),
+        Extent::Stream { first } if first > MOST_FRAMES => {
+            Err(Error::Argument(format!("first: {first} is more than the last frame of any clip, {MOST_FRAMES}")))
+        }
+        Extent::Stream { first } => Ok(Cone::new(network, FrameRange { first, end: None })),
+    }
 }
 
 /// Checks that the input of a range has the frames that it needs: `count` from `first` on.
@@ -101,14 +109,6 @@ fn range_input(direction: Direction, found: u64, count: u64, first: u64) -> Resu
     }
     let (name, last) = (ends(direction).0.name(), first + count - 1);
     refuse(format!("{name}: T is {found}, expected {count}: the range needs frames {first} to {last} of the clip"))
-}
-
-/// Checks where a stream begins.
-pub fn first_frame(network: &Network, first: u64) -> Result<Cone> {
-    if first > MOST_FRAMES {
-        return Err(Error::Argument(format!("first: {first} is more than the last frame of any clip, {MOST_FRAMES}")));
-    }
-    Ok(Cone::new(network, FrameRange { first, end: None }))
 }
 
 fn place(name: &str, view: &View, places: &[TensorDevice]) -> Result<()> {
@@ -132,17 +132,13 @@ fn dtype(kind: TensorKind, name: &str, view: &View) -> Result<()> {
     refuse(format!("{name}: dtype is {found}; {kind}s must be one of {accepted}"))
 }
 
-fn equal(name: &str, axis: usize, found: u64, expected: u64) -> Result<()> {
-    cropped(name, axis, found, expected, 1)
-}
-
-/// `found` may be less than `whole` by less than one `step`: the rest is padding, to be cropped.
-fn cropped(name: &str, axis: usize, found: u64, whole: u64, step: u64) -> Result<()> {
-    let least = whole + 1 - step.min(whole);
-    if (least..=whole).contains(&found) {
+/// Checks the length of an axis. It may be less than `all` by less than a `step`.
+fn length(name: &str, axis: usize, found: u64, all: u64, step: u64) -> Result<()> {
+    let least = all + 1 - step.min(all);
+    if (least..=all).contains(&found) {
         return Ok(());
     }
-    let accepted = if least == whole { format!("{whole}") } else { format!("{least} to {whole}") };
+    let accepted = if least == all { format!("{all}") } else { format!("{least} to {all}") };
     refuse(format!("{name}: {} is {found}, expected {accepted}", AXES[axis]))
 }
 
@@ -167,89 +163,73 @@ pub fn limits(settings: &Settings, devices: usize) -> Result<()> {
     }
 }
 
-/// Checks everything about a call but its memory. Returns what its output depends on.
-pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<Cone> {
-    let (direction, shape) = (network.direction, call.input.shape());
-    input(network, call.input, places)?;
-    output(network, shape, call.output, places, call.range.is_none())?;
-    // After the shapes: a wrong shape reaches into memory that the tensor does not have.
-    let (from, to) = (input_name(direction), ends(direction).1.name());
-    disjoint((to, call.output), (from, call.input))?;
-    if let Some(view) = call.logvar {
-        logvar(network, shape, view, places, call.output)?;
-        disjoint(("logvar", view), (from, call.input))?;
+/// What the tensors of a call or a stream are checked against.
+pub struct TensorCheck {
+    pub network: Arc<Network>,
+    /// The devices that reach them.
+    pub places: Vec<TensorDevice>,
+}
+
+impl TensorCheck {
+    /// Checks everything about a call but its memory. Returns what its output depends on.
+    pub fn call(&self, call: &Call) -> Result<Cone> {
+        let (shape, is_whole) = (call.input.shape(), call.range.is_none());
+        self.input(&call.input)?;
+        self.outputs(shape, &call.output, call.logvar.as_ref(), is_whole)?;
+        // After the shapes: a wrong shape reaches into memory that the tensor does not have.
+        let (from, to) = ends(self.network.direction);
+        disjoint((to.name(), &call.output), (from.name(), &call.input))?;
+        call.logvar.map_or(Ok(()), |view| disjoint(("logvar", &view), (from.name(), &call.input)))?;
+        let Some(asked) = call.range else { return Ok(Cone::new(&self.network, FrameRange::WHOLE)) };
+        let cone = range(&self.network, asked)?;
+        let inputs = cone.inputs(asked.clip_frames);
+        range_input(self.network.direction, shape.frames, inputs.end - inputs.start, inputs.start)?;
+        Ok(cone)
     }
-    let Some(asked) = call.range else { return Ok(Cone::new(network, FrameRange::WHOLE)) };
-    let cone = range(network, asked)?;
-    let inputs = cone.inputs(asked.clip_frames);
-    range_input(direction, shape.frames, inputs.end - inputs.start, inputs.start)?;
-    Ok(cone)
-}
 
-/// Checks the input of a call or of a push.
-fn input(network: &Network, view: &View, places: &[TensorDevice]) -> Result<()> {
-    let kind = ends(network.direction).0;
-    place(kind.name(), view, places)?;
-    dtype(kind, kind.name(), view)?;
-    input_shape(network, view.shape(), false)
-}
-
-/// Checks an output against the shape of what goes in. Without `whole`, any number of frames is fine.
-fn output(network: &Network, input: Shape, view: &View, places: &[TensorDevice], whole: bool) -> Result<()> {
-    named_output(network, ends(network.direction).1.name(), input, view, places, whole)
-}
-
-/// Checks where the log-variance goes. It has the shape of the latent.
-fn logvar(network: &Network, input: Shape, view: &View, places: &[TensorDevice], latent: &View) -> Result<()> {
-    if network.direction == Direction::Decode {
-        return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
+    /// Checks the input of a call or of a push.
+    fn input(&self, view: &View) -> Result<()> {
+        let kind = ends(self.network.direction).0;
+        place(kind.name(), view, &self.places)?;
+        dtype(kind, kind.name(), view)?;
+        input_shape(&self.network, view.shape(), false)
     }
-    named_output(network, "logvar", input, view, places, false)?;
-    equal("logvar", 2, view.shape().frames, latent.shape().frames)?;
-    disjoint(("logvar", view), (ends(network.direction).1.name(), latent))
-}
 
-fn named_output(
-    network: &Network,
-    name: &str,
-    input: Shape,
-    view: &View,
-    places: &[TensorDevice],
-    whole: bool,
-) -> Result<()> {
-    let (shape, geometry) = (view.shape(), &network.geometry);
-    place(name, view, places)?;
-    dtype(ends(network.direction).1, name, view)?;
-    equal(name, 0, shape.batch, input.batch)?;
-    let scale = geometry.packed_space();
-    match network.direction {
-        Direction::Encode => {
-            equal(name, 1, shape.channels, geometry.packed_channels())?;
-            if whole {
-                equal(name, 2, shape.frames, geometry.latent_frames(input.frames))?;
-            }
-            equal(name, 3, shape.height, input.height.div_ceil(scale))?;
-            equal(name, 4, shape.width, input.width.div_ceil(scale))
+    /// Checks outputs against the shape of what goes in. Unless the clip `is_whole`, any number of frames is fine.
+    fn outputs(&self, input: Shape, view: &View, logvar: Option<&View>, is_whole: bool) -> Result<()> {
+        let name = ends(self.network.direction).1.name();
+        self.output(name, input, view, is_whole)?;
+        let Some(logvar) = logvar else { return Ok(()) };
+        if self.network.direction == Direction::Decode {
+            return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
         }
-        Direction::Decode => {
-            if !network.is_video(shape.channels) {
-                equal(name, 1, shape.channels, network.video_channels())?;
-            }
-            if whole {
-                cropped(name, 2, shape.frames, geometry.video_frames(input.frames), geometry.time)?;
-            }
-            cropped(name, 3, shape.height, input.height * scale, scale)?;
-            cropped(name, 4, shape.width, input.width * scale, scale)
-        }
+        // It has the shape of the latent.
+        self.output("logvar", input, logvar, false)?;
+        length("logvar", 2, logvar.shape().frames, view.shape().frames, 1)?;
+        disjoint(("logvar", logvar), (name, view))
+    }
+
+    fn output(&self, name: &str, input: Shape, view: &View, is_whole: bool) -> Result<()> {
+        let (network, found) = (&self.network, view.shape());
+        place(name, view, &self.places)?;
+        dtype(ends(network.direction).1, name, view)?;
+        // What encode padded may be cropped.
+        let (geometry, space) = (&network.geometry, network.geometry.packed_space());
+        let (is_video, steps) = match network.direction {
+            Direction::Encode => (false, [1; 5]),
+            Direction::Decode => (network.is_video(found.channels), [1, 1, geometry.time, space, space]),
+        };
+        let (found, all) = (found.dims(), network.output(input).dims());
+        let counts = |axis: &usize| !(is_video && *axis == 1 || !is_whole && *axis == 2);
+        (0..5).filter(counts).try_for_each(|axis| length(name, axis, found[axis], all[axis], steps[axis]))
     }
 }
 
 /// What every stream checks before it works: that it can go on, and that tensors continue it.
 pub struct StreamCheck {
-    network: Arc<Network>,
-    /// The shape that frames are pushed in; without frames.
-    pub input: Shape,
-    places: Vec<TensorDevice>,
+    tensors: TensorCheck,
+    /// The shape of a frame that is pushed.
+    pub frame: Shape,
     /// Whether the clip was said to be complete.
     pub ended: bool,
     /// Whether frames that were pushed got lost.
@@ -258,7 +238,8 @@ pub struct StreamCheck {
 
 impl StreamCheck {
     pub fn new(network: Arc<Network>, input: Shape, places: Vec<TensorDevice>) -> StreamCheck {
-        StreamCheck { network, input, places, ended: false, broken: false }
+        let (tensors, frame) = (TensorCheck { network, places }, Shape { frames: 1, ..input });
+        StreamCheck { tensors, frame, ended: false, broken: false }
     }
 
     pub fn intact(&self) -> Result<()> {
@@ -275,16 +256,15 @@ impl StreamCheck {
                 "frames: the clip was said to be complete; open another stream for the next".into(),
             ));
         }
-        input(&self.network, view, &self.places)?;
-        let (name, pushed, opened) = (input_name(self.network.direction), view.shape().dims(), self.input.dims());
-        [0, 1, 3, 4].into_iter().try_for_each(|axis| equal(name, axis, pushed[axis], opened[axis]))
+        self.tensors.input(view)?;
+        let (pushed, opened) = (view.shape().dims(), self.frame.dims());
+        let name = input_name(self.tensors.network.direction);
+        [0, 1, 3, 4].into_iter().try_for_each(|axis| length(name, axis, pushed[axis], opened[axis], 1))
     }
 
     /// Checks where a pull writes.
     pub fn pull(&self, into: &Outputs) -> Result<()> {
-        output(&self.network, self.input, into.output, &self.places, false)?;
-        let check = |view| logvar(&self.network, self.input, view, &self.places, into.output);
-        into.logvar.map_or(Ok(()), check)
+        self.tensors.outputs(self.frame, &into.output, into.logvar.as_ref(), false)
     }
 }
 
@@ -302,7 +282,8 @@ mod tests {
 
     /// Checks a tensor that a whole input of this shape is to become.
     fn check(direction: Direction, input: Shape, into: &View) -> Result<()> {
-        output(&network(direction), input, into, &[TensorDevice::Cpu], true)
+        let check = TensorCheck { network: Arc::new(network(direction)), places: vec![TensorDevice::Cpu] };
+        check.outputs(input, into, None, true)
     }
 
     fn view(shape: [u64; 5], dtype: DType) -> View {

@@ -92,34 +92,35 @@ impl Drop for Held {
     }
 }
 
-/// The ledgers that a session shares memory with. Empty if it is alone.
-#[derive(Debug, Default)]
+/// The ledgers that a session shares memory with.
+#[derive(Debug)]
 pub struct Sharing {
     /// Of every session on the same device, this one included.
     pub device: Vec<Arc<Ledger>>,
     /// The sum of the handle's sessions.
-    pub handle: Option<Arc<Ledger>>,
+    pub handle: Arc<Ledger>,
 }
 
 impl Sharing {
+    /// Of a session that is alone.
+    pub fn with_nobody(own: &Arc<Ledger>) -> Sharing {
+        Sharing { device: vec![Arc::clone(own)], handle: Arc::new(Ledger::sum(vec![Arc::clone(own)])) }
+    }
+
     /// Bytes of the device that a session may use: an equal share of what is free or held by those it shares with,
     /// less what it uses now.
     pub fn device_bytes(&self, free: u64, own: &Ledger) -> u64 {
         let used = own.figures().now.saturating_sub(own.idle());
-        let held = |ledgers: &[Arc<Ledger>]| ledgers.iter().map(|ledger| ledger.figures().now).sum::<u64>();
-        match &self.device[..] {
-            [] => free.saturating_add(own.idle()),
-            all => (free.saturating_add(held(all)) / all.len() as u64).saturating_sub(used),
-        }
+        let held: u64 = self.device.iter().map(|ledger| ledger.figures().now).sum();
+        (free.saturating_add(held) / self.device.len() as u64).saturating_sub(used)
     }
 
     /// The same for host memory, of which the session keeps `idle` bytes for its next call.
     pub fn host_bytes(&self, limit: Limit, free: u64, own: &Ledger, idle: u64) -> u64 {
-        let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), HOST_MARGIN) };
-        let (members, kept) = (handle.devices(), handle.pinned());
+        let members = self.handle.devices();
         let count = members.len() as u64;
         if let Limit::Bytes(bytes) = limit {
-            return bytes.saturating_sub(kept) / count;
+            return bytes.saturating_sub(self.handle.pinned()) / count;
         }
         let pinned: u64 = members.iter().map(|member| member.pinned()).sum();
         let share = free.saturating_add(pinned) / count;

@@ -14,14 +14,12 @@ mod search;
 mod session;
 mod settings;
 mod stream;
-mod trace;
 mod weights;
 mod workspace;
 
 pub use ledger::Ledger;
 use ledger::Sharing;
 pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
-pub use trace::Trace;
 
 use std::fmt;
 use std::ops::Range;
@@ -33,7 +31,7 @@ use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
-use crate::report::{PlanLimits, PlanReport};
+use crate::report::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,30 +91,31 @@ pub struct ClipRange {
     pub count: Option<u64>,
 }
 
-/// A job to be planned, not checked yet.
+/// Which frames of a clip come out.
+#[derive(Debug, Clone, Copy)]
+pub enum Extent {
+    /// All of them.
+    Clip,
+    Range(ClipRange),
+    /// All from frame `first` on, of a clip whose end is not known.
+    Stream {
+        first: u64,
+    },
+}
+
+/// A job to be planned, or a stream to be opened, not checked yet.
 #[derive(Debug, Clone, Copy)]
 pub struct JobShape {
     pub direction: Direction,
-    /// Of the whole clip that would go in: video for encode, latents for decode. 0 frames stand for a stream.
+    /// Of the whole clip that would go in: video for encode, latents for decode. The frames of a stream do not count.
     pub input: Shape,
-    /// `None`: the whole clip.
-    pub range: Option<ClipRange>,
+    pub extent: Extent,
 }
 
 impl JobShape {
     fn is_stream(&self) -> bool {
-        self.input.frames == 0
+        matches!(self.extent, Extent::Stream { .. })
     }
-}
-
-/// A stream to be opened, not checked yet.
-#[derive(Debug, Clone, Copy)]
-pub struct StreamStart {
-    pub direction: Direction,
-    /// As in [`JobShape`]. Its frame count is ignored.
-    pub input: Shape,
-    /// The frame of the clip that the output begins with.
-    pub first: u64,
 }
 
 /// The input frames that a range needs.
@@ -125,14 +124,15 @@ pub fn range_inputs(model: &Model, direction: Direction, range: ClipRange) -> Re
 }
 
 /// One call of encode or decode. Shapes, types and devices are checked by [`Session::run`].
-pub struct Call<'a> {
+#[derive(Clone, Copy)]
+pub struct Call {
     pub direction: Direction,
     /// `None`: the whole clip. Otherwise the input is what the range needs.
     pub range: Option<ClipRange>,
-    pub input: &'a View,
-    pub output: &'a View,
+    pub input: View,
+    pub output: View,
     /// Where encode writes the log-variance, if the host wants it.
-    pub logvar: Option<&'a View>,
+    pub logvar: Option<View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,
     /// The clip of the batch that the tensors begin with; 0 unless they are a part of it.
@@ -140,9 +140,10 @@ pub struct Call<'a> {
 }
 
 /// Where a pull writes.
-pub struct Outputs<'a> {
-    pub output: &'a View,
-    pub logvar: Option<&'a View>,
+#[derive(Clone, Copy)]
+pub struct Outputs {
+    pub output: View,
+    pub logvar: Option<View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,
 }
@@ -160,6 +161,9 @@ pub struct MemoryUse {
     pub host: u64,
 }
 
+/// Where the timelines of a plan go, if somebody asks for them.
+pub type Timelines<'a> = Option<&'a mut Vec<serde_json::Value>>;
+
 /// What a trim frees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trim {
@@ -171,15 +175,15 @@ pub struct Trim {
 pub trait Session: Send {
     fn model(&self) -> &Arc<Model>;
     fn devices(&self) -> Vec<TensorDevice>;
-    fn settings(&self) -> &Settings;
+    fn settings(&self) -> Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
-    /// The same plan as a [timeline](crate::report::timeline) for each device that has a part.
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
+    /// `timelines`: gets the plan as a [timeline](crate::report::timeline) for each device that has a part.
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>>;
+    /// `job`: of a stream.
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
@@ -210,18 +214,8 @@ struct PlanKind {
     settings: Settings,
     /// Where the device's rates may be measured.
     tuned: Option<TensorDevice>,
-    limits: NearLimits,
-}
-
-/// Equal but for what other programs take or free meanwhile.
-#[derive(Debug)]
-struct NearLimits(PlanLimits);
-
-impl PartialEq for NearLimits {
-    fn eq(&self, other: &NearLimits) -> bool {
-        let near = |a: u64, b: u64| a.abs_diff(b) <= a.max(b) / 128;
-        near(self.0.device, other.0.device) && near(self.0.host, other.0.host)
-    }
+    /// Of device and host memory, rounded: other programs take and free a little meanwhile.
+    limits: [u64; 2],
 }
 
 /// What became of a pull.
@@ -237,7 +231,6 @@ pub enum Pull {
 
 /// A clip of any length, in pieces.
 pub trait FrameStream: Send {
-    fn direction(&self) -> Direction;
     /// What it works by.
     fn plan(&self) -> PlanReport;
     /// Takes frames from the front and says how many. Fewer than offered, perhaps none: pull, then push the rest.

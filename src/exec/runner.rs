@@ -2,35 +2,41 @@
 //!
 //! Owns the mapping between host tensors and activations. Knows no plan search and no kernel.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::check::ends;
+use super::ready_job::ReadyJob;
 use super::settings::{Latent, PixelRange, Settings};
-use super::trace::traced;
-use super::{Control, Progress};
+use super::{Call, Control, Progress};
 use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
-    Affine, BlendOp, BlendTile, Buffers, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior,
-    StoreOp, StoreTensor, TensorDevice, View,
+    Affine, BlendOp, BlendTile, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
+    StoreTensor, TensorKind, View,
 };
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
-use crate::plan::{Schedule, ScheduleSpec};
+use crate::plan::{Next, ScheduleSpec, op_work, work};
+use crate::report::{Trace, TracedOp};
 use crate::reserve;
 
 /// The authors' implementation clamps the log-variance to this range.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
 
+/// Operations whose times a device may keep before they are written.
+const MOST_TRACED: usize = 1024;
+
 const UNCHANGED: Affine = Affine { mul: 1.0, add: 0.0 };
 
 /// Host tensors of a call. Frame 0 of a tensor is frame `*_first` of the clip, clip 0 is `first_clip` of the batch.
 #[derive(Clone, Copy, Default)]
-pub struct HostTensors<'a> {
-    pub input: Option<&'a View>,
+pub struct HostTensors {
+    pub input: Option<View>,
     pub input_first: u64,
-    pub output: Option<&'a View>,
-    pub logvar: Option<&'a View>,
+    pub output: Option<View>,
+    pub logvar: Option<View>,
     pub output_first: u64,
     pub first_clip: u64,
 }
@@ -43,17 +49,10 @@ fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
 }
 
-/// Everything that operations are run with.
+/// Runs operations of a job on these tensors.
 pub struct Runner<'a, B: Backend> {
-    pub backend: &'a B,
-    pub place: TensorDevice,
-    pub settings: &'a Settings,
-    pub latents: &'a LatentMaps,
-    /// By layer.
-    pub weights: &'a [B::Conv],
-    pub memory: &'a mut B::Memory,
-    pub buffers: Buffers,
-    pub tensors: HostTensors<'a>,
+    pub job: &'a mut ReadyJob<B>,
+    pub tensors: HostTensors,
 }
 
 /// What values go through between a host's tensor and activations.
@@ -63,50 +62,77 @@ struct Conversion<'a> {
     patch: u64,
 }
 
-impl<'a, B: Backend> Runner<'a, B> {
-    /// Runs the operation in front of the schedule's queue, and takes it from there.
-    pub fn run(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<()> {
-        let Some(op) = schedule.front() else { return Ok(()) };
-        let spec = schedule.spec();
-        let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
-        self.run_traced(spec, &op, stop)?;
-        schedule.done();
+impl<B: Backend> Runner<'_, B> {
+    /// Runs a whole call. Streams have a runner for each push and pull.
+    pub fn run_call(job: &mut ReadyJob<B>, call: &Call, control: &mut Control) -> Result<()> {
+        let (network, cone) = (Arc::clone(job.network()), Arc::clone(&job.schedule.spec().cone));
+        let total = work(job.schedule.spec(), cone.first_input + call.input.shape().frames);
+        let mut watch = Watch::new(control, network.direction.name(), u64::try_from(total).unwrap_or(u64::MAX));
+        let tensors = HostTensors {
+            input: Some(call.input),
+            input_first: cone.first_input,
+            output: Some(call.output),
+            logvar: call.logvar,
+            output_first: cone.range.first,
+            first_clip: call.first_clip,
+        };
+        let mut runner = Runner { job, tensors };
+        while runner.job.schedule.prepare_next() == Next::Op {
+            let work = runner.job.schedule.front().map_or(0, |op| op_work(op, &network));
+            runner.run(&mut || watch.stop())?;
+            watch.advance(work)?;
+        }
         Ok(())
     }
 
-    fn run_traced(&mut self, spec: &ScheduleSpec, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
-        let Some(trace) = &self.settings.trace else { return self.operate(spec, op, stop) };
-        let by = traced(self.backend, self.place);
-        let Some(number) = trace.begin(op, &spec.network, by) else { return self.operate(spec, op, stop) };
-        let start = Instant::now();
-        let tells_times = self.backend.trace(self.memory, Some(number))?;
-        let result = self.operate(spec, op, stop);
+    /// Runs the operation in front of the schedule's queue, and takes it from there.
+    pub fn run(&mut self, stop: &mut Stop) -> Result<()> {
+        let schedule = &self.job.schedule;
+        let Some(op) = schedule.front() else { return Ok(()) };
+        let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, schedule.spec()))?;
+        self.run_traced(&op, stop)?;
+        self.job.schedule.done();
+        Ok(())
+    }
+
+    fn run_traced(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
+        let trace = self.job.settings.trace.clone().filter(Trace::is_open);
+        let Some(trace) = trace else { return self.operate(op, stop) };
+        let (number, start) = (self.job.traced.len() as u64, Instant::now());
+        self.job.traced.push(TracedOp::new(op, self.job.network()));
+        let tells_times = self.job.backend.trace(&mut self.job.workspace.memory, Some(number))?;
+        let result = self.operate(op, stop);
         if !tells_times {
-            trace.write(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }], by);
-        } else if trace.is_full(by) {
-            trace.write(&self.backend.take_spans(self.memory)?, by);
+            self.job.write_trace(&trace, &[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
+        } else if self.job.traced.len() >= MOST_TRACED {
+            let spans = self.job.backend.take_spans(&mut self.job.workspace.memory)?;
+            self.job.write_trace(&trace, &spans);
         }
         result
     }
 
-    fn operate(&mut self, spec: &ScheduleSpec, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
+    fn operate(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
         match op {
-            Op::Load(load) => self.load(spec, load, stop),
-            Op::Blend(blend) => self.blend(spec, blend),
-            Op::Store(store) => self.store(spec, store),
+            Op::Load(load) => self.load(load, stop),
+            Op::Blend(blend) => self.blend(blend),
+            Op::Store(store) => self.store(store),
             _ => {
-                let args = RunArgs { weights: self.weights, buffers: self.buffers };
-                self.backend.run(self.memory, op, &args, stop)
+                let job = &mut *self.job;
+                let args = RunArgs { weights: &job.weights.loaded.convs, buffers: job.buffers };
+                job.backend.run(&mut job.workspace.memory, op, &args, stop)
             }
         }
     }
 
-    fn load(&mut self, spec: &ScheduleSpec, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
+    fn load(&mut self, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
+        let job = &mut *self.job;
+        let spec = job.schedule.spec();
         let from = self.tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.input_region(spec.tile_of(op.item));
-        let Conversion { map, channels, patch } = self.of_input(&spec.network, from.dtype());
+        let Conversion { map, channels, patch } =
+            Conversion::new(ends(spec.network.direction).0, from.dtype(), &spec.network, &job.settings, &job.latents);
         let load = LoadTensor {
-            from,
+            from: &from,
             batch: op.batch,
             frame: op.frame - self.tensors.input_first,
             top: region.top,
@@ -117,11 +143,13 @@ impl<'a, B: Backend> Runner<'a, B> {
             shape: region.shape,
             into: op.into,
         };
-        self.backend.load(self.memory, &load, &self.buffers, stop)
+        job.backend.load(&mut job.workspace.memory, &load, &job.buffers, stop)
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.
-    fn blend(&mut self, spec: &ScheduleSpec, op: &BlendOp<Offsets>) -> Result<()> {
+    fn blend(&mut self, op: &BlendOp<Offsets>) -> Result<()> {
+        let job = &mut *self.job;
+        let spec = job.schedule.spec();
         let (Some(grid), Some(tile)) = (&spec.grid, spec.tile_of(op.item)) else {
             return Err(Error::Internal("a blend without tiles".into()));
         };
@@ -137,11 +165,13 @@ impl<'a, B: Backend> Runner<'a, B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        self.backend.blend(self.memory, &blend, &self.buffers)
+        job.backend.blend(&mut job.workspace.memory, &blend, &job.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
-    fn store(&mut self, spec: &ScheduleSpec, op: &StoreOp<Offsets>) -> Result<()> {
+    fn store(&mut self, op: &StoreOp<Offsets>) -> Result<()> {
+        let job = &mut *self.job;
+        let spec = job.schedule.spec();
         let into = self.tensors.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
         let frame = op.frame - self.tensors.output_first;
         if frame >= into.shape().frames {
@@ -149,26 +179,27 @@ impl<'a, B: Backend> Runner<'a, B> {
             return Ok(());
         }
         let (network, weights) = (&spec.network, spec.grid.as_deref());
-        let Conversion { map, channels, patch } = self.of_output(network, into.dtype());
+        let Conversion { map, channels, patch } =
+            Conversion::new(ends(network.direction).1, into.dtype(), network, &job.settings, &job.latents);
         let logvar_channel = network.geometry.latent_channels;
-        let is_sampled = network.direction == Direction::Encode && self.settings.posterior == Latent::Sample;
+        let is_sampled = network.direction == Direction::Encode && job.settings.posterior == Latent::Sample;
         let plain = StoreTensor {
             from: op.from,
             shape: network.output_shape(spec.input),
             channel: 0,
             divide: weights.map(|grid| Fades { rows: &grid.rows.weight, columns: &grid.columns.weight }),
             clamp: None,
-            sample: is_sampled.then_some(Posterior { seed: self.settings.seed, logvar_channel }),
+            sample: is_sampled.then_some(Posterior { seed: job.settings.seed, logvar_channel }),
             map,
             channels,
             patch,
-            into,
+            into: &into,
             batch: op.batch,
             frame,
             clip: self.tensors.first_clip + op.batch,
             clip_frame: op.frame,
         };
-        self.backend.store(self.memory, &plain, &self.buffers)?;
+        job.backend.store(&mut job.workspace.memory, &plain, &job.buffers)?;
         let Some(into) = self.tensors.logvar else { return Ok(()) };
         let same = channels.map_or(Vec::new(), |channels| vec![UNCHANGED; channels.maps.len()]);
         let logvar = StoreTensor {
@@ -177,58 +208,44 @@ impl<'a, B: Backend> Runner<'a, B> {
             sample: None,
             map: UNCHANGED,
             channels: channels.map(|channels| ChannelMaps { maps: &same, ..channels }),
-            into,
+            into: &into,
             ..plain
         };
-        self.backend.store(self.memory, &logvar, &self.buffers)
+        job.backend.store(&mut job.workspace.memory, &logvar, &job.buffers)
     }
+}
 
-    fn of_input(&self, network: &Network, dtype: DType) -> Conversion<'a> {
-        match network.direction {
-            Direction::Encode => Conversion::of_pixels(network, input_pixels(dtype, self.settings.pixel_range)),
-            Direction::Decode => self.of_latents(Direction::Decode),
+impl<'a> Conversion<'a> {
+    /// Of a tensor of this kind and type.
+    fn new(kind: TensorKind, dtype: DType, network: &Network, settings: &Settings, latents: &'a LatentMaps) -> Self {
+        let (direction, patch) = (network.direction, network.geometry.patch);
+        match kind {
+            TensorKind::Latent => {
+                Conversion { map: latents.map(direction), channels: latents.channels(direction), patch: 1 }
+            }
+            TensorKind::Video => {
+                Conversion { map: pixels(direction, dtype, settings.pixel_range), channels: None, patch }
+            }
         }
     }
-
-    fn of_output(&self, network: &Network, dtype: DType) -> Conversion<'a> {
-        match network.direction {
-            Direction::Encode => self.of_latents(Direction::Encode),
-            Direction::Decode => Conversion::of_pixels(network, output_pixels(dtype, self.settings.pixel_range)),
-        }
-    }
-
-    fn of_latents(&self, direction: Direction) -> Conversion<'a> {
-        Conversion { map: self.latents.map(direction), channels: self.latents.channels(direction), patch: 1 }
-    }
 }
 
-impl Conversion<'_> {
-    fn of_pixels(network: &Network, map: Affine) -> Self {
-        Conversion { map, channels: None, patch: network.geometry.patch }
-    }
-}
-
-/// From the host's pixels to the model's -1..1.
-fn input_pixels(dtype: DType, range: PixelRange) -> Affine {
-    match (dtype.full_scale(), range) {
-        (Some(full), _) => Affine { mul: 2.0 / full, add: -1.0 },
-        (None, PixelRange::Unit) => Affine { mul: 2.0, add: -1.0 },
-        (None, PixelRange::Signed) => UNCHANGED,
-    }
-}
-
-/// From the model's -1..1 to the host's pixels.
-fn output_pixels(dtype: DType, range: PixelRange) -> Affine {
-    match (dtype.full_scale(), range) {
-        (Some(full), _) => Affine { mul: full / 2.0, add: full / 2.0 },
-        (None, PixelRange::Unit) => Affine { mul: 0.5, add: 0.5 },
-        (None, PixelRange::Signed) => UNCHANGED,
+/// Between the host's pixels and the model's -1..1.
+fn pixels(direction: Direction, dtype: DType, range: PixelRange) -> Affine {
+    let full = match (dtype.full_scale(), range) {
+        (Some(full), _) => full,
+        (None, PixelRange::Unit) => 1.0,
+        (None, PixelRange::Signed) => return UNCHANGED,
+    };
+    match direction {
+        Direction::Encode => Affine { mul: 2.0 / full, add: -1.0 },
+        Direction::Decode => Affine { mul: full / 2.0, add: full / 2.0 },
     }
 }
 
 /// Reports progress of a call to the host, and asks whether to stop.
 pub struct Watch<'a, 'c> {
-    control: &'a mut Control<'c>,
+    pub control: &'a mut Control<'c>,
     progress: Progress,
     told: Instant,
 }
@@ -248,7 +265,12 @@ impl<'a, 'c> Watch<'a, 'c> {
 
     /// Work was done; tells the host.
     pub fn advance(&mut self, work: u64) -> Result<()> {
-        self.progress.done = self.progress.done.saturating_add(work);
+        self.reach(self.progress.done.saturating_add(work))
+    }
+
+    /// So much work is done in all, if it was not more; tells the host.
+    pub fn reach(&mut self, done: u64) -> Result<()> {
+        self.progress.done = self.progress.done.max(done);
         reserve::check()?;
         if self.cancelled() || self.tell() { Err(Error::Cancelled) } else { Ok(()) }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::settings::{Settings, Tiling};
-use super::{JobShape, check};
+use super::{Extent, JobShape, check};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction, Network};
@@ -26,15 +26,16 @@ pub struct Job {
 }
 
 impl Job {
-    /// The whole of a clip of this shape, or a range of it with the input that the range needs.
+    /// The job of this shape, with the input that it needs.
     pub fn new(network: &Network, shape: &JobShape) -> Result<Job> {
-        let JobShape { direction, mut input, range } = *shape;
+        let JobShape { direction, input, extent } = *shape;
         let cone = check::job(network, shape)?;
-        if let Some(range) = range {
-            let inputs = cone.inputs(range.clip_frames);
-            input.frames = inputs.end - inputs.start;
-        }
-        Ok(Job { direction, input, cone: Arc::new(cone) })
+        let frames = match extent {
+            Extent::Clip => input.frames,
+            Extent::Range(range) => cone.inputs(range.clip_frames).count() as u64,
+            Extent::Stream { .. } => 0,
+        };
+        Ok(Job { direction, input: Shape { frames, ..input }, cone: Arc::new(cone) })
     }
 
     /// What the settings ask for. `load_bytes`: what loading the weights takes.

@@ -9,26 +9,26 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::Asked;
+use super::check::{self, TensorCheck};
 use super::device_model::DeviceModel;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::runner::Watch;
+use super::runner::{Runner, Watch};
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, StreamStart, Trim,
-    check, nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite,
 };
-use crate::backend::{Backend, NonFinite, Note, Precision};
+use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Result, check_cancel};
-use crate::ir::{DeviceProfile, Shape, TensorDevice};
+use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Checkpoint, Direction, Geometry, Model};
 use crate::plan::{Plan, Target, WeightBytes};
-use crate::report::{self, Bytes, PlanReport};
+use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -65,6 +65,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Engine<B>> {
         let backend = Arc::new(make(&settings)?);
         let (file, notes) = (checkpoint.file(), Mutex::new(backend.notes()));
+        let ledger = Arc::new(Ledger::new(B::HOST_MEMORY));
         Ok(Engine {
             place,
             on: DeviceModel::new(backend, &file, &settings)?,
@@ -75,8 +76,8 @@ impl<B: Backend> Engine<B> {
             auto: AutoPrecision::default(),
             weights: [None, None],
             workspace: None,
-            ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
-            sharing: Sharing::default(),
+            sharing: Sharing::with_nobody(&ledger),
+            ledger,
             planned: Mutex::new(None),
             tuned: OnceCell::new(),
             notes,
@@ -88,16 +89,33 @@ impl<B: Backend> Engine<B> {
         PlanReport { arithmetic: format!("{}{why}", self.arithmetic()), ..plan.report() }
     }
 
-    /// Computes with another backend or other networks from now on.
-    fn adopt(&mut self, on: DeviceModel<B>) {
-        // Work of the last call may still run there, on the old backend.
-        self.workspace = None;
+    /// Computes as these settings ask for, by what is known of fp16. A failure changes nothing.
+    fn adopt(&mut self, settings: Settings, auto: AutoPrecision) -> Result<()> {
+        let effective = Settings { precision: auto.of(&settings), ..settings.clone() };
+        let backend_of = |own: &Settings, auto: AutoPrecision| (own.threads, own.instructions, auto.of(own));
+        let changes_backend = backend_of(&settings, auto) != backend_of(&self.settings, self.auto);
+        let same = Arc::clone(&self.on.device);
+        let backend = if changes_backend { Arc::new((self.make)(&effective)?) } else { same };
+        let on = DeviceModel::new(backend, &self.file, &settings)?;
+        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
+        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
+            self.tuned = OnceCell::new();
+        }
+        if changes_backend {
+            *self.notes.lock() = on.device.notes();
+        }
+        let packing_of = |on: &DeviceModel<B>| on.latents.packing;
+        if changes_backend || settings.cache != self.settings.cache || packing_of(&on) != packing_of(&self.on) {
+            // Work of the last call may still run there, on the old backend.
+            self.workspace = None;
+            *self.planned.lock() = None;
+        }
         if on.device.precision() != self.on.device.precision() {
             self.weights = [None, None];
         }
-        self.on = on;
-        *self.planned.lock() = None;
+        (self.on, self.settings, self.auto) = (on, settings, auto);
         self.tell_idle();
+        Ok(())
     }
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
@@ -169,7 +187,8 @@ impl<B: Backend> Engine<B> {
     /// running.
     fn run_once(&mut self, call: &Call, control: &mut Control) -> Result<(PlanReport, NonFinite)> {
         let direction = call.direction;
-        let cone = Arc::new(check::call(self.on.network(direction), call, &[self.place])?);
+        let check = TensorCheck { network: Arc::clone(self.on.network(direction)), places: vec![self.place] };
+        let cone = Arc::new(check.call(call)?);
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
         Watch::new(control, "plan", 0).advance(0)?;
@@ -180,7 +199,7 @@ impl<B: Backend> Engine<B> {
         let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
         let stream = ready.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
-        let result = ready.begin(stream).and_then(|()| ready.drive(call, control));
+        let result = ready.begin(stream).and_then(|()| Runner::run_call(&mut ready, call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);
         if finished.is_ok() {
@@ -216,12 +235,13 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn plan_kind(&self) -> PlanKind {
+        let PlanLimits { device, host } = self.limits();
         PlanKind {
             arithmetic: self.arithmetic(),
             profile: self.on.device.profile(),
             settings: self.settings.clone(),
             tuned: self.settings.autotune.then_some(self.place),
-            limits: NearLimits(self.limits()),
+            limits: [device, host].map(|bytes| bytes - bytes % (bytes / 128).next_power_of_two()),
         }
     }
 
@@ -237,13 +257,9 @@ impl<B: Backend> DeviceSession for Engine<B> {
         if !self.auto.is_open(&self.settings, self.on.device.precision()) {
             return Ok(());
         }
-        let settings = Settings { precision: Some(Precision::Bf16), ..self.settings.clone() };
-        let backend = Arc::new((self.make)(&settings)?);
-        let on = DeviceModel::new(backend, &self.file, &settings)?;
-        self.auto.overflows = true;
-        self.adopt(on);
-        self.tuned = OnceCell::new();
-        Ok(())
+        let mut auto = self.auto;
+        auto.overflows = true;
+        self.adopt(self.settings.clone(), auto)
     }
 
     fn share(&mut self, with: Sharing) {
@@ -260,49 +276,24 @@ impl<B: Backend> Session for Engine<B> {
         vec![self.place]
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> Settings {
+        self.settings.clone()
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
         check::limits(&settings, 1)?;
-        let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
-        let changes_backend = backend_of(&settings) != backend_of(&self.settings);
-        let mut backend = Arc::clone(&self.on.device);
-        if changes_backend {
-            let effective = Settings { precision: self.auto.of(&settings), ..settings.clone() };
-            backend = Arc::new((self.make)(&effective)?);
-        }
-        let on = DeviceModel::new(backend, &self.file, &settings)?;
-        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
-        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
-            self.tuned = OnceCell::new();
-        }
-        if changes_backend {
-            *self.notes.lock() = on.device.notes();
-        }
-        let packing_of = |on: &DeviceModel<B>| on.latents.packing;
-        if changes_backend || settings.cache != self.settings.cache || packing_of(&on) != packing_of(&self.on) {
-            self.adopt(on);
-        } else {
-            self.on = on;
-        }
-        self.settings = settings;
-        Ok(())
+        self.adopt(settings, self.auto)
     }
 
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
-        let job = Job::new(self.on.network(job.direction), job)?;
-        Ok(self.report(&self.find_plan(&job, self.limit(), cancel)?))
-    }
-
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let (job, limits) = (Job::new(self.on.network(job.direction), job)?, self.limits());
         let plan = self.find_plan(&job, limits.device, cancel)?;
         let (report, place) = (self.report(&plan), self.place.to_string());
-        let timeline = report::timeline(&plan, &report, &place, limits, &self.target(cancel)?);
-        check_cancel(cancel)?;
-        Ok(vec![timeline])
+        if let Some(timelines) = timelines {
+            timelines.push(report::timeline(&plan, &report, &place, limits, &self.target(cancel)?));
+            check_cancel(cancel)?;
+        }
+        Ok(report)
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
@@ -320,14 +311,10 @@ impl<B: Backend> Session for Engine<B> {
         Ok(report)
     }
 
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
-        let StreamStart { direction, first, .. } = start;
-        let (input, network) = (Shape { frames: 0, ..start.input }, self.on.network(direction));
-        check::input_shape(network, input, true)?;
-        let cone = Arc::new(check::first_frame(network, first)?);
-        let job = Job { direction, input, cone };
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        let job = Job::new(self.on.network(job.direction), job)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
-        let stream = Streaming::new(self.make_ready(&job, plan, control)?, input);
+        let stream = Streaming::new(self.make_ready(&job, plan, control)?, job.input);
         self.tell_idle();
         Ok(Box::new(stream))
     }

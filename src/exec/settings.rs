@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::trace::Trace;
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
 use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
+use crate::report::Trace;
 
 /// How much memory a job may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use super::check::StreamCheck;
 use super::ready_job::ReadyJob;
-use super::runner::{HostTensors, Watch};
+use super::runner::{HostTensors, Runner, Watch};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, View};
-use crate::model::Direction;
 use crate::plan::{Next, op_work};
 use crate::report::PlanReport;
 use crate::reserve;
@@ -36,25 +35,25 @@ impl<B: Backend> Streaming<B> {
     fn work(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         let network = Arc::clone(self.job.network());
         let mut watch = Watch::new(control, network.direction.name(), 0);
-        let (first, batch, room) = (self.pulled, self.check.input.batch, into.output.shape().frames);
+        let (first, batch, room) = (self.pulled, self.check.frame.batch, into.output.shape().frames);
         let (output, logvar) = (Some(into.output), into.logvar);
-        let (mut runner, schedule) =
-            self.job.runner(HostTensors { output, logvar, output_first: first, ..HostTensors::default() });
+        let tensors = HostTensors { output, logvar, output_first: first, ..HostTensors::default() };
+        let mut runner = Runner { job: &mut self.job, tensors };
         loop {
-            match schedule.prepare_next() {
+            match runner.job.schedule.prepare_next() {
                 Next::Input if *written == 0 => return Ok(Pull::NeedsInput),
                 Next::End if *written == 0 => return Ok(Pull::Ended),
                 Next::Input | Next::End => return Ok(Pull::Written),
                 Next::Op => {}
             }
-            let (stores, work) = match schedule.front() {
+            let (stores, work) = match runner.job.schedule.front() {
                 Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
                 op => (None, op.map_or(0, |op| op_work(op, &network))),
             };
             if stores.is_some_and(|(_, frame)| frame - first >= room) {
                 return Ok(Pull::Written);
             }
-            runner.run(schedule, &mut || watch.stop())?;
+            runner.run(&mut || watch.stop())?;
             match stores {
                 // The clips of a batch leave together, so the last one completes the frame.
                 Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
@@ -66,10 +65,6 @@ impl<B: Backend> Streaming<B> {
 }
 
 impl<B: Backend> FrameStream for Streaming<B> {
-    fn direction(&self) -> Direction {
-        self.job.direction()
-    }
-
     fn plan(&self) -> PlanReport {
         self.job.report.clone()
     }
@@ -86,14 +81,14 @@ impl<B: Backend> FrameStream for Streaming<B> {
         };
         self.check.push(view)?;
         let (taken, input_first) = (self.job.schedule.room().min(view.shape().frames), self.job.schedule.loaded());
-        let tensors = HostTensors { input: Some(view), input_first, ..HostTensors::default() };
-        let (mut runner, schedule) = self.job.runner(tensors);
+        let tensors = HostTensors { input: Some(*view), input_first, ..HostTensors::default() };
+        let mut runner = Runner { job: &mut self.job, tensors };
         for _ in 0..taken {
-            schedule.load();
+            runner.job.schedule.load();
         }
         let mut loaded = Ok(());
-        while let (Ok(()), Some(Op::Load(_))) = (&loaded, schedule.front()) {
-            loaded = runner.run(schedule, &mut || false);
+        while let (Ok(()), Some(Op::Load(_))) = (&loaded, runner.job.schedule.front()) {
+            loaded = runner.run(&mut || false);
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
         let finished = self.job.end(None);
@@ -120,7 +115,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let seen = known.unwrap_or_default();
         self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
         let pull = result?;
-        let direction = self.direction();
+        let direction = self.job.direction();
         let ReadyJob { auto, settings, backend, .. } = &mut self.job;
         if auto.is_overflow(settings, backend.precision(), self.seen) {
             (*written, self.check.broken) = (0, true);

@@ -487,6 +487,22 @@ impl Network {
         FrameShape::new(whole(input.height), whole(input.width), self.input_channels())
     }
 
+    /// The shape of what comes out of a clip of this shape, as the host has it: whole pixels of the host's latents.
+    pub fn output(&self, input: Shape) -> Shape {
+        let (geometry, space) = (&self.geometry, self.geometry.packed_space());
+        let Shape { batch, channels: _, frames, height, width } = input;
+        match self.direction {
+            Direction::Encode => {
+                let (frames, channels) = (geometry.latent_frames(frames), geometry.packed_channels());
+                Shape::new(batch, channels, frames, height.div_ceil(space), width.div_ceil(space))
+            }
+            Direction::Decode => {
+                let (frames, channels) = (geometry.video_frames(frames), self.video_channels());
+                Shape::new(batch, channels, frames, height * space, width * space)
+            }
+        }
+    }
+
     /// Input frames per latent frame.
     pub fn latent_rate(&self) -> u64 {
         match self.direction {

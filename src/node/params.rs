@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use crate::backend::cpu::Instructions;
 use crate::backend::{AbsentDevice, Precision};
-use crate::exec::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Trace};
+use crate::exec::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings};
 use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
 use crate::model::families::SCALED_NAMES;
+use crate::report::Trace;
 
 /// The values of a parameter.
 #[derive(Debug, Clone, Copy)]

@@ -17,7 +17,7 @@ mod tiles;
 
 pub use arena::{Arena, Arenas, Slot, Slots};
 pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, cone_work, op_work, work};
-pub use plan::{Plan, stored_channels};
+pub use plan::Plan;
 pub use policy::{Form, LayerPolicy, MAX_SLICE_LATENTS, Memory, Placement, SchedulePolicy};
 pub use request::{PlanError, Request};
 pub use schedule::{Next, Schedule};

@@ -240,7 +240,7 @@ impl Plan {
 }
 
 /// Channels of a stored frame: an encoder's means and log-variances are tensors of their own.
-pub fn stored_channels(network: &Network) -> u64 {
+fn stored_channels(network: &Network) -> u64 {
     match network.direction {
         Direction::Encode => network.geometry.latent_channels,
         Direction::Decode => network.output_channels(),

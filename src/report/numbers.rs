@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::ir::{CacheFormat, Rates, Shape};
 use crate::model::{Direction, FrameRange};
-use crate::plan::{Form, Plan, stored_channels};
+use crate::plan::{Form, Plan};
 
 /// What a job takes. The run takes exactly this.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,12 +66,33 @@ pub struct DeviceDivision {
     pub round: Option<u64>,
 }
 
+/// Clips of a batch, and output frames of each, that one device computes in one call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    pub clips: Range<u64>,
+    pub frames: Range<u64>,
+}
+
+impl Part {
+    pub fn clip_count(&self) -> u64 {
+        self.clips.end - self.clips.start
+    }
+
+    pub fn frame_count(&self) -> u64 {
+        self.frames.end - self.frames.start
+    }
+
+    /// Frames of all its clips.
+    pub fn all_frames(&self) -> u64 {
+        self.clip_count() * self.frame_count()
+    }
+}
+
 /// What one of several devices does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceReport {
     pub device: String,
-    /// Clips of the batch and frames of the clip.
-    pub parts: Vec<(Range<u64>, Range<u64>)>,
+    pub parts: Vec<Part>,
     pub seconds: f64,
     /// How long it took; 0 before a run.
     pub measured_seconds: f64,
@@ -91,17 +112,12 @@ impl Plan {
     /// What the host is told.
     pub fn report(&self) -> PlanReport {
         let (network, policy) = (&self.spec.network, &self.spec.policy);
-        let shape = network.output_shape(self.spec.input);
         let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
-        // The host's latents may have several of the network's pixels in channels.
-        let side = match network.direction {
-            Direction::Encode => network.geometry.packing,
-            Direction::Decode => 1,
-        };
         let image = match network.direction {
-            Direction::Encode => (self.spec.input.height, self.spec.input.width),
-            Direction::Decode => (shape.height, shape.width),
+            Direction::Encode => self.spec.input,
+            Direction::Decode => network.output_shape(self.spec.input),
         };
+        let image = (image.height * network.geometry.patch, image.width * network.geometry.patch);
         let grid = self.spec.grid.as_deref();
         // A cache that nothing is offloaded from is never in 8 bits: a still image has none.
         let mut layers = network.layers.iter().zip(&policy.layers);
@@ -114,13 +130,7 @@ impl Plan {
             absent: None,
             range: self.spec.cone.range,
             input: self.input,
-            output: Shape::new(
-                self.input.batch,
-                stored_channels(network) * side * side,
-                frames,
-                shape.height / side,
-                shape.width / side,
-            ),
+            output: Shape { frames, ..network.output(Shape { frames: 1, ..self.input }) },
             device_bytes: self.device_bytes(),
             host_bytes: self.host_bytes(),
             offloaded_bytes: self.pinned().offloaded,

@@ -1,9 +1,8 @@
 //! Plans in words.
 
 use std::fmt;
-use std::ops::Range;
 
-use super::numbers::{DeviceDivision, DeviceReport, PlanReport};
+use super::numbers::{DeviceDivision, DeviceReport, Part, PlanReport};
 use crate::ir::CacheFormat;
 use crate::model::FrameRange;
 
@@ -30,8 +29,9 @@ impl fmt::Display for DeviceDivision {
     }
 }
 
-fn part_text((clips, frames): &(Range<u64>, Range<u64>)) -> String {
-    let clips = match clips.end - clips.start {
+fn part_text(part: &Part) -> String {
+    let Part { clips, frames } = part;
+    let clips = match part.clip_count() {
         1 => format!("clip {}", clips.start),
         _ => format!("clips {} to {}", clips.start, clips.end - 1),
     };

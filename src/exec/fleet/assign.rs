@@ -2,13 +2,13 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::divide::{self, Part};
+use super::divide;
 use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::PlanKind;
 use crate::ir::Shape;
-use crate::report::{DeviceDivision, DeviceReport, PlanReport};
+use crate::report::{DeviceDivision, DeviceReport, Part, PlanReport};
 use crate::thread_pool::at_once;
 
 /// Divisions that are tried while estimates still change.
@@ -103,7 +103,7 @@ fn plan(
         }
     }
     let plan_own = |(member, parts): (&mut Member, &Vec<Part>)| -> Vec<Result<PlanReport>> {
-        parts.iter().map(|part| member.session.plan(&job.shape(part), cancel)).collect()
+        parts.iter().map(|part| member.session.plan(&job.shape(part), None, cancel)).collect()
     };
     let planned = at_once(members.iter_mut().zip(&own).collect(), plan_own, || ());
     let plan_of = |index: usize, part: &Part| {
@@ -120,7 +120,7 @@ fn plan(
 /// taken for as fast as the others on average.
 fn found_speeds(members: &[Member], job: &FleetJob, all: &[Vec<PlannedPart>]) -> Vec<f64> {
     let speed = |(member, parts): (&Member, &Vec<PlannedPart>)| {
-        let cost: f64 = parts.iter().map(|planned| planned.part.cost(&|frame| job.cut_cost(frame))).sum();
+        let cost: f64 = parts.iter().map(|planned| job.cost(&planned.part)).sum();
         let seconds = member.expected_seconds(job.direction(), parts);
         (seconds > 0.0).then_some(cost / seconds)
     };
@@ -151,7 +151,7 @@ pub fn report(
         let own = &all[index];
         DeviceReport {
             device: member.session.place().to_string(),
-            parts: own.iter().map(|planned| (planned.part.clips.clone(), job.clip_frames(&planned.part))).collect(),
+            parts: own.iter().map(|planned| planned.part.clone()).collect(),
             seconds: member.expected_seconds(job.direction(), own),
             measured_seconds: took.get(index).copied().unwrap_or(0.0),
             device_bytes: most(own, |plan| plan.device_bytes),
@@ -163,14 +163,12 @@ pub fn report(
     let plans = || all.iter().flatten().map(|planned| &planned.plan);
     let Some(first) = plans().next() else { return Err(Error::Internal("a job without parts".into())) };
     let sum = |bytes: fn(&PlanReport) -> u64| all.iter().map(|own| most(own, bytes)).sum::<u64>();
-    let whole = job.whole();
     let seconds = devices.iter().map(|device| device.seconds).fold(0.0, f64::max);
     let useful: f64 = members.iter().map(|member| member.speed(job.direction())).sum::<f64>() * seconds;
-    let cost = whole.cost(&|frame| if frame == 0 { job.cut_cost(0) } else { 0.0 });
     Ok(PlanReport {
-        range: job.frame_range(&whole),
+        range: job.frame_range(&job.whole),
         input: job.input_shape(),
-        output: Shape { batch: job.clip.batch, frames: whole.frame_count(), ..first.output },
+        output: Shape { batch: job.clip.batch, frames: job.whole.frame_count(), ..first.output },
         device_bytes: sum(|plan| plan.device_bytes),
         host_bytes: sum(|plan| plan.host_bytes),
         offloaded_bytes: sum(|plan| plan.offloaded_bytes),
@@ -182,7 +180,7 @@ pub fn report(
         exact: plans().all(|plan| plan.exact),
         division: Some(DeviceDivision {
             devices,
-            efficiency: if useful > 0.0 { (cost / useful).min(1.0) } else { 0.0 },
+            efficiency: if useful > 0.0 { (job.cost(&job.whole) / useful).min(1.0) } else { 0.0 },
             mixed,
             round: None,
         }),

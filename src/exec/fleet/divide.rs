@@ -3,25 +3,12 @@
 
 use std::ops::Range;
 
-/// Clips and output frames that one member computes in one call. Frames count from the call's first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    pub clips: Range<u64>,
-    pub frames: Range<u64>,
-}
+use crate::report::Part;
 
 /// What it costs to begin with a frame of a clip, in frames' worth of work.
 pub type CutCost<'a> = dyn Fn(u64) -> f64 + 'a;
 
 impl Part {
-    pub fn clip_count(&self) -> u64 {
-        self.clips.end - self.clips.start
-    }
-
-    pub fn frame_count(&self) -> u64 {
-        self.frames.end - self.frames.start
-    }
-
     /// Its cost in frames, cuts included.
     pub fn cost(&self, cut: &CutCost) -> f64 {
         self.clip_count() as f64 * (self.frame_count() as f64 + cut(self.frames.start))
@@ -63,10 +50,6 @@ pub fn seconds(division: &[Vec<Part>], speeds: &[f64], cut: &CutCost) -> f64 {
 }
 
 impl Line<'_> {
-    fn length(&self) -> u64 {
-        self.part.clip_count() * self.part.frame_count()
-    }
-
     /// Cost of a cut before this frame of a clip.
     fn cut(&self, frame: u64) -> f64 {
         (self.cut)(self.part.frames.start + frame)
@@ -81,12 +64,12 @@ impl Line<'_> {
             from..at
         });
         let spans = spans.collect();
-        (at == self.length()).then_some(spans)
+        (at == self.part.all_frames()).then_some(spans)
     }
 
     /// How far a member comes from `from` on with work for so many frames.
     fn reach(&self, from: u64, work: f64) -> u64 {
-        let (frames, start, length) = (self.part.frame_count(), from % self.part.frame_count(), self.length());
+        let (frames, start, length) = (self.part.frame_count(), from % self.part.frame_count(), self.part.all_frames());
         let cut = self.cut(start);
         if from == length || work <= cut {
             return from;

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::job::Tensors;
 use crate::backend::copy_tensor;
 use crate::error::{Error, Result};
+use crate::exec::Call;
 use crate::ir::{DType, Shape, TensorDevice, View};
 
 /// Frames in host memory, one after the other.
@@ -114,24 +114,24 @@ impl Frames {
     }
 }
 
-/// The tensors of a part where a device can reach them. What lies on another device is copied through host memory.
-pub struct NearTensors {
-    pub tensors: Tensors,
+/// A call whose tensors a device can reach. What lies on another device is copied through host memory.
+pub struct NearCall {
+    pub call: Call,
     /// Copies of outputs, with where they go.
     outputs: Vec<(Frames, View)>,
     _input: Option<Frames>,
 }
 
-impl NearTensors {
-    pub fn new(tensors: Tensors, place: TensorDevice) -> Result<NearTensors> {
-        let mut near = NearTensors { tensors, outputs: Vec::new(), _input: None };
+impl NearCall {
+    pub fn new(call: Call, place: TensorDevice) -> Result<NearCall> {
+        let mut near = NearCall { call, outputs: Vec::new(), _input: None };
         let is_far = |view: &View| view.device() != TensorDevice::Cpu && view.device() != place;
-        if is_far(&tensors.input) {
-            let mut frames = Frames::like(&tensors.input);
-            frames.append(&tensors.input)?;
-            (near.tensors.input, near._input) = (frames.all()?, Some(frames));
+        if is_far(&call.input) {
+            let mut frames = Frames::like(&call.input);
+            frames.append(&call.input)?;
+            (near.call.input, near._input) = (frames.all()?, Some(frames));
         }
-        for view in [Some(&mut near.tensors.output), near.tensors.logvar.as_mut()].into_iter().flatten() {
+        for view in [Some(&mut near.call.output), near.call.logvar.as_mut()].into_iter().flatten() {
             if is_far(view) {
                 let frames = Frames::of(view.shape().frames, view)?;
                 let own = frames.all()?;

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::divide::Part;
-use crate::exec::{Call, ClipRange, JobShape};
+use crate::exec::{Call, ClipRange, Extent, JobShape};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
-use crate::report::PlanReport;
+use crate::report::{Part, PlanReport};
 
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
 const COMPARED_FRAMES: u64 = 64;
@@ -21,9 +20,8 @@ pub struct FleetJob {
     pub network: Arc<Network>,
     /// Of the whole clip's input.
     pub clip: Shape,
-    /// The output frames: the first, and how many.
-    first: u64,
-    frames: u64,
+    /// All of it.
+    pub whole: Part,
     /// The input frame that the host's tensor begins with.
     first_input: u64,
     is_range: bool,
@@ -37,14 +35,6 @@ pub struct PlannedPart {
     pub plan: PlanReport,
 }
 
-/// The tensors of a call.
-#[derive(Clone, Copy)]
-pub struct Tensors {
-    pub input: View,
-    pub output: View,
-    pub logvar: Option<View>,
-}
-
 impl FleetJob {
     /// `input`: the shape of the clip; `frames`: how many come out, if the host says.
     pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> FleetJob {
@@ -52,19 +42,17 @@ impl FleetJob {
         let first = range.map_or(0, |range| range.first);
         let all = || network.output_frames(clip_frames).saturating_sub(first);
         let frames = frames.or(range.and_then(|range| range.count)).unwrap_or_else(all);
+        let whole = Part { clips: 0..input.batch, frames: first..first + frames };
         let mut job = FleetJob {
             network: Arc::clone(network),
             clip: Shape { frames: clip_frames, ..input },
-            first,
-            frames,
             first_input: 0,
             is_range: range.is_some(),
             frame_work: 1.0,
+            whole,
         };
-        if job.is_range {
-            job.first_input = job.cone(first..first + frames).first_input;
-        }
-        let work = |frames| job.work(0..frames);
+        job.first_input = job.cone(&job.whole.frames).first_input;
+        let work = |frames| job.work(&(0..frames));
         job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
         job
     }
@@ -73,41 +61,40 @@ impl FleetJob {
         self.network.direction
     }
 
-    /// All of it.
-    pub fn whole(&self) -> Part {
-        Part { clips: 0..self.clip.batch, frames: 0..self.frames }
-    }
-
     /// What these frames of the clip depend on.
-    fn cone(&self, frames: Range<u64>) -> Cone {
+    fn cone(&self, frames: &Range<u64>) -> Cone {
         Cone::new(&self.network, FrameRange { first: frames.start, end: Some(frames.end) })
     }
 
-    fn work(&self, frames: Range<u64>) -> f64 {
+    fn work(&self, frames: &Range<u64>) -> f64 {
         let cone = self.cone(frames);
         let frame = self.network.input_frame(self.clip);
         cone_work(&self.network, &cone, frame, cone.inputs(u64::MAX).end) as f64
     }
 
-    /// What it costs to begin with an output frame, in frames' worth of work.
+    /// What it costs to begin with a frame of the clip, in frames' worth of work.
     pub fn cut_cost(&self, frame: u64) -> f64 {
-        match self.first + frame {
+        match frame {
             0 => 0.0,
-            first => (self.work(first..first + COMPARED_FRAMES) / self.frame_work - COMPARED_FRAMES as f64).max(0.0),
+            first => (self.work(&(first..first + COMPARED_FRAMES)) / self.frame_work - COMPARED_FRAMES as f64).max(0.0),
         }
+    }
+
+    /// The work of a part in frames, cuts included.
+    pub fn cost(&self, part: &Part) -> f64 {
+        part.cost(&|frame| self.cut_cost(frame))
     }
 
     /// The range that a part is; `None` for whole clips.
     pub fn range(&self, part: &Part) -> Option<ClipRange> {
-        let is_whole = !self.is_range && part.frames == (0..self.frames);
-        let (first, count) = (self.first + part.frames.start, Some(part.frame_count()));
-        (!is_whole).then_some(ClipRange { clip_frames: self.clip.frames, first, count })
+        let (clip_frames, first, count) = (self.clip.frames, part.frames.start, Some(part.frame_count()));
+        let is_clip = !self.is_range && part.frames == self.whole.frames;
+        (!is_clip).then_some(ClipRange { clip_frames, first, count })
     }
 
     /// The same, of its output frames.
     pub fn frame_range(&self, part: &Part) -> FrameRange {
-        let frames = self.clip_frames(part);
-        let range = FrameRange { first: frames.start, end: Some(frames.end) };
+        let range = FrameRange { first: part.frames.start, end: Some(part.frames.end) };
         self.range(part).map_or(FrameRange::WHOLE, |_| range)
     }
 
@@ -119,7 +106,7 @@ impl FleetJob {
 
     /// Whether two parts have the same plan, but for the numbers of their frames.
     pub fn is_alike(&self, a: &Part, b: &Part) -> bool {
-        let cone = |part: &Part| self.cone(self.clip_frames(part));
+        let cone = |part: &Part| self.cone(&part.frames);
         let length = |part: &Part| self.inputs(part).end - self.inputs(part).start;
         a.clip_count() == b.clip_count()
             && self.range(a).is_none() == self.range(b).is_none()
@@ -130,12 +117,13 @@ impl FleetJob {
     /// What a part is to the session of its member.
     pub fn shape(&self, part: &Part) -> JobShape {
         let input = Shape { batch: part.clip_count(), ..self.clip };
-        JobShape { direction: self.direction(), input, range: self.range(part) }
+        let extent = self.range(part).map_or(Extent::Clip, Extent::Range);
+        JobShape { direction: self.direction(), input, extent }
     }
 
     /// The shape that the host passes in.
     pub fn input_shape(&self) -> Shape {
-        let inputs = self.inputs(&self.whole());
+        let inputs = self.inputs(&self.whole);
         Shape { frames: inputs.end - inputs.start, ..self.clip }
     }
 
@@ -144,33 +132,22 @@ impl FleetJob {
         if self.range(part).is_none() {
             return 0..self.clip.frames;
         }
-        let inputs = self.cone(self.clip_frames(part)).inputs(self.clip.frames);
+        let inputs = self.cone(&part.frames).inputs(self.clip.frames);
         inputs.start - self.first_input..inputs.end - self.first_input
     }
 
-    /// The number in the clip of a part's frames.
-    pub fn clip_frames(&self, part: &Part) -> Range<u64> {
-        self.first + part.frames.start..self.first + part.frames.end
-    }
-
-    pub fn tensors(&self, part: &Part, of: &Tensors) -> Tensors {
-        let output = |view: &View| view.clips(part.clips.clone()).frames(part.frames.clone());
-        Tensors {
-            input: of.input.clips(part.clips.clone()).frames(self.inputs(part)),
-            output: output(&of.output),
-            logvar: of.logvar.as_ref().map(output),
-        }
-    }
-
-    pub fn call<'a>(&self, part: &Part, tensors: &'a Tensors) -> Call<'a> {
+    /// The call that a part of a whole call is.
+    pub fn call(&self, part: &Part, whole: &Call) -> Call {
+        let first = self.whole.frames.start;
+        let frames = part.frames.start - first..part.frames.end - first;
+        let output = |view: View| view.clips(part.clips.clone()).frames(frames.clone());
         Call {
-            direction: self.direction(),
             range: self.range(part),
-            input: &tensors.input,
-            output: &tensors.output,
-            logvar: tensors.logvar.as_ref(),
-            stream: None,
+            input: whole.input.clips(part.clips.clone()).frames(self.inputs(part)),
+            output: output(whole.output),
+            logvar: whole.logvar.map(output),
             first_clip: part.clips.start,
+            ..*whole
         }
     }
 }

@@ -15,8 +15,6 @@ pub struct Member {
     failure: Option<Error>,
     /// Whether the host knows that.
     told: bool,
-    /// Whether its device failed, so that later calls do without it too.
-    lost: bool,
 }
 
 /// Whether another device may do what failed with this error.
@@ -29,7 +27,7 @@ impl Member {
     const LEAST_MEASURED: f64 = 0.05;
 
     pub fn new(session: Box<dyn DeviceSession>) -> Member {
-        Member { session, speeds: [1.0; 2], corrections: [1.0; 2], failure: None, told: false, lost: false }
+        Member { session, speeds: [1.0; 2], corrections: [1.0; 2], failure: None, told: false }
     }
 
     /// Whether it takes part in the running call.
@@ -42,7 +40,6 @@ impl Member {
     }
 
     pub fn leave_out(&mut self, why: Error) {
-        self.lost |= matches!(why, Error::Device(_));
         (self.failure, self.told) = (Some(why), false);
     }
 
@@ -53,10 +50,10 @@ impl Member {
         failure
     }
 
-    /// Before a call: what failed for lack of memory may work now. `all`: also lost devices.
+    /// Before a call: what failed for lack of memory may work now. `all`: also devices that failed themselves.
     pub fn try_again(&mut self, all: bool) {
-        if all || !self.lost {
-            (self.failure, self.told, self.lost) = (None, false, false);
+        if all || !matches!(self.failure, Some(Error::Device(_))) {
+            (self.failure, self.told) = (None, false);
         }
     }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::assign;
-use super::job::{FleetJob, PlannedPart, Tensors};
+use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Control, check};
+use crate::exec::{Call, Control, Timelines, check};
 use crate::ir::TensorDevice;
 use crate::model::{Direction, Model, Network};
 use crate::report::PlanReport;
@@ -121,52 +121,48 @@ impl Fleet {
         )))
     }
 
-    pub fn plan(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<PlanReport> {
+    /// `timelines`: gets that of each member's first part.
+    pub fn plan(&mut self, job: &FleetJob, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let mixed = self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
+        let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
+        if let Some(timelines) = timelines {
+            for (member, parts) in self.members.iter().zip(&all) {
+                let first = parts.first().map(|first| job.shape(&first.part));
+                first.map(|first| member.session.plan(&first, Some(&mut *timelines), cancel)).transpose()?;
+            }
+        }
         assign::report(&self.members, job, &all, &[], mixed)
     }
 
-    /// Of each member the timeline of its first part.
-    pub fn timelines(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
-        let mut timelines = Vec::new();
-        let firsts = self.members.iter().zip(&all).filter_map(|(member, parts)| Some((member, parts.first()?)));
-        for (member, first) in firsts {
-            timelines.extend(member.session.timelines(&job.shape(&first.part), cancel)?);
-        }
-        Ok(timelines)
-    }
-
-    pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
-        let (mixed, direction) = (self.begin()?, job.direction());
-        let (mut meter, mut todo) = (Meter::new(&job.whole()), vec![job.whole()]);
+    pub fn run(&mut self, job: &FleetJob, call: &Call, control: &mut Control) -> Result<PlanReport> {
+        let (mixed, mut todo) = (self.begin()?, vec![job.whole.clone()]);
         let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
         let mut took = vec![0.0; self.members.len()];
         Watch::new(control, "plan", 0).advance(0)?;
+        let mut meter = Meter::new(control, job);
         while let Some(part) = todo.pop() {
+            let control = &mut *meter.watch.control;
             let all = assign::assign(&mut self.members, job, &part, control.cancel)?;
             self.warn_left_out(control);
-            if part == job.whole() {
+            if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
-            let work = Work { job, tensors, cancel: control.cancel, listens: control.log.is_some() };
-            let outcomes = run::run(&mut self.members, &all, work, &mut meter, control)?;
+            let work = Work { job, call, cancel: control.cancel, listens: control.log.is_some() };
+            let outcomes = run::run(&mut self.members, &all, work, &mut meter)?;
             for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
                 let left = parts.split_off(outcome.done);
                 // Those of a member that failed come back.
                 todo.extend(left.into_iter().map(|planned| planned.part));
                 took[index] += outcome.seconds;
-                self.members[index].learn(direction, &parts, outcome.seconds);
+                self.members[index].learn(job.direction(), &parts, outcome.seconds);
                 finished[index].extend(parts);
                 if let Some(error) = outcome.failure {
                     self.members[index].leave_out(error);
                 }
             }
-            self.warn_left_out(control);
+            self.warn_left_out(meter.watch.control);
         }
-        meter.finish(direction.name(), control)?;
+        meter.finish()?;
         assign::report(&self.members, job, &finished, &took, mixed)
     }
 

@@ -17,12 +17,13 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use self::job::{FleetJob, Tensors};
+use self::job::FleetJob;
 use self::member::Member;
 use self::members::{Fleet, refuse_stream};
+use super::check::{self, TensorCheck};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, StreamStart, Trim, check};
+use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Timelines, Trim};
 use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
 use crate::model::Model;
@@ -31,7 +32,6 @@ use crate::report::PlanReport;
 /// The session of a list of devices.
 pub struct FleetSession {
     model: Arc<Model>,
-    settings: Settings,
     ledger: Arc<Ledger>,
     /// Shared with its streams.
     fleet: Arc<Mutex<Fleet>>,
@@ -45,24 +45,14 @@ impl FleetSession {
         for session in &mut sessions {
             let same = places.iter().zip(&ledgers).filter(|(place, _)| **place == session.place());
             let device = same.map(|(_, ledger)| Arc::clone(ledger)).collect();
-            session.share(Sharing { device, handle: Some(Arc::clone(&ledger)) });
+            session.share(Sharing { device, handle: Arc::clone(&ledger) });
         }
         let Some(model) = sessions.first().map(|session| Arc::clone(session.model())) else {
             return Err(Error::Internal("a fleet without devices".into()));
         };
-        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &model, settings.clone())?;
-        Ok(FleetSession { model, settings, ledger, fleet: Arc::new(Mutex::new(fleet)) })
+        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &model, settings)?;
+        Ok(FleetSession { model, ledger, fleet: Arc::new(Mutex::new(fleet)) })
     }
-}
-
-/// What is to be planned; of a stream a round.
-fn asked(fleet: &Fleet, job: &JobShape) -> Result<FleetJob> {
-    let network = fleet.network(job.direction);
-    check::job(network, job)?;
-    if job.is_stream() {
-        return stream::round(fleet, network, job.input);
-    }
-    Ok(FleetJob::new(network, job.input, job.range, None))
 }
 
 impl Session for FleetSession {
@@ -74,43 +64,43 @@ impl Session for FleetSession {
         self.fleet.lock().places()
     }
 
-    fn settings(&self) -> &Settings {
-        &self.settings
+    fn settings(&self) -> Settings {
+        self.fleet.lock().settings.clone()
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        self.fleet.lock().apply(&settings)?;
-        self.settings = settings;
-        Ok(())
+        self.fleet.lock().apply(&settings)
     }
 
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
-        let asked = asked(&fleet, job)?;
-        if job.is_stream() { stream::plan(&mut fleet, &asked, 0, cancel) } else { fleet.plan(&asked, cancel) }
-    }
-
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        let mut fleet = self.fleet.lock();
-        let asked = asked(&fleet, job)?;
-        fleet.timelines(&asked, cancel)
+        let network = Arc::clone(fleet.network(job.direction));
+        check::job(&network, job)?;
+        let range = match job.extent {
+            Extent::Clip => None,
+            Extent::Range(range) => Some(range),
+            Extent::Stream { first } => {
+                let round = stream::round(&fleet, &network, job.input)?;
+                return stream::plan(&mut fleet, &round, first, timelines, cancel);
+            }
+        };
+        fleet.plan(&FleetJob::new(&network, job.input, range, None), timelines, cancel)
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
         let network = Arc::clone(fleet.network(call.direction));
-        check::call(&network, call, &fleet.places())?;
+        TensorCheck { network: Arc::clone(&network), places: fleet.places() }.call(call)?;
         refuse_stream(call.stream.is_some())?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
-        let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         let had_left = fleet.has_left_fp16();
-        let report = fleet.run(&job, &tensors, control)?;
+        let report = fleet.run(&job, call, control)?;
         // Parts in two precisions do not have the bits of one. The repetition begins with bf16 on all members.
-        if fleet.has_left_fp16() && !had_left { fleet.run(&job, &tensors, control) } else { Ok(report) }
+        if fleet.has_left_fp16() && !had_left { fleet.run(&job, call, control) } else { Ok(report) }
     }
 
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
-        Ok(Box::new(stream::open(&self.fleet, &self.ledger, start, control.cancel)?))
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        Ok(Box::new(stream::open(&self.fleet, &self.ledger, job, control.cancel)?))
     }
 
     fn ledger(&self) -> Arc<Ledger> {

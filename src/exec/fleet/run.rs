@@ -7,14 +7,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::panicking;
 use std::time::{Duration, Instant};
 
-use super::divide::Part;
-use super::frames::NearTensors;
-use super::job::{FleetJob, PlannedPart, Tensors};
+use super::frames::NearCall;
+use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
-use crate::exec::{Control, LogLevel, LogSink, Progress};
+use crate::exec::{Call, Control, LogLevel, LogSink, Progress};
 use crate::ir::TensorDevice;
+use crate::report::Part;
 use crate::thread_pool::at_once;
 
 /// How often the calling thread looks up while members are silent.
@@ -25,37 +25,33 @@ enum Message {
     /// So many more frames are done. Fewer where a part failed: another member begins with it again.
     Done(f64),
     Log(LogLevel, String),
-    /// A failure that no other member can make good.
-    Stop,
 }
 
 /// Progress of one frame, as the host is told it.
 const FRAME_PROGRESS: u64 = 1000;
 
 /// The progress of a whole job.
-pub struct Meter {
-    /// Frames of all clips.
+pub struct Meter<'a, 'c> {
+    pub watch: Watch<'a, 'c>,
+    /// Frames of all clips. Fewer than before where a part failed, but the host is told no less.
     frames: f64,
-    told: u64,
     total: u64,
 }
 
-impl Meter {
-    pub fn new(whole: &Part) -> Meter {
-        Meter { frames: 0.0, told: 0, total: whole.clip_count() * whole.frame_count() * FRAME_PROGRESS }
+impl<'a, 'c> Meter<'a, 'c> {
+    pub fn new(control: &'a mut Control<'c>, job: &FleetJob) -> Meter<'a, 'c> {
+        let total = job.whole.all_frames() * FRAME_PROGRESS;
+        Meter { watch: Watch::new(control, job.direction().name(), total), frames: 0.0, total }
     }
 
-    /// What was done since this was asked last. A part that failed takes nothing back.
-    fn advance(&mut self) -> u64 {
-        let done = (self.frames * FRAME_PROGRESS as f64) as u64;
-        let since = done.clamp(self.told, self.total) - self.told;
-        self.told += since;
-        since
+    /// Tells the host, but not of the end: the last frames may have to be copied to its tensors yet.
+    fn tell(&mut self) -> Result<()> {
+        self.watch.reach(((self.frames * FRAME_PROGRESS as f64) as u64).min(self.total - 1))
     }
 
     /// Tells the host that everything is done.
-    pub fn finish(self, stage: &'static str, control: &mut Control) -> Result<()> {
-        Watch::new(control, stage, self.total).advance(self.total)
+    pub fn finish(mut self) -> Result<()> {
+        self.watch.reach(self.total)
     }
 }
 
@@ -72,13 +68,14 @@ pub struct Outcome {
 struct Worker<'a> {
     member: &'a mut Member,
     parts: &'a [PlannedPart],
+    work: Work<'a>,
     tell: Sender<Message>,
 }
 
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
         if panicking() {
-            let _ = self.tell.send(Message::Stop);
+            self.work.stop();
         }
     }
 }
@@ -87,10 +84,17 @@ impl Drop for Worker<'_> {
 #[derive(Clone, Copy)]
 pub struct Work<'a> {
     pub job: &'a FleetJob,
-    pub tensors: &'a Tensors,
+    pub call: &'a Call,
     pub cancel: &'a AtomicBool,
     /// Whether the host has a log.
     pub listens: bool,
+}
+
+impl Work<'_> {
+    /// After a failure that no other member can make good.
+    fn stop(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Runs everything that is assigned: the parts of each member. A failure that another member can make good is an
@@ -100,18 +104,13 @@ pub fn run(
     assigned: &[Vec<PlannedPart>],
     work: Work,
     meter: &mut Meter,
-    control: &mut Control,
 ) -> Result<Vec<Outcome>> {
     let (tell, told) = mpsc::channel();
-    let worker = |(member, parts)| Worker { member, parts, tell: tell.clone() };
+    let worker = |(member, parts)| Worker { member, parts, work, tell: tell.clone() };
     let workers: Vec<Worker> = members.iter_mut().zip(assigned.iter().map(Vec::as_slice)).map(worker).collect();
     drop(tell);
     let mut stopped = Ok(());
-    let outcomes = at_once(
-        workers,
-        |mut worker: Worker| worker.run(work),
-        || stopped = watch(&told, work.job.direction().name(), meter, control),
-    );
+    let outcomes = at_once(workers, |mut worker: Worker| worker.run(), || stopped = watch(&told, meter));
     let outcomes = outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
     let mut failures = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref());
     if let Some(error) = failures.find(|error| !member::is_of_device(error) && **error != Error::Cancelled) {
@@ -121,10 +120,9 @@ pub fn run(
 }
 
 /// Passes on what members tell, until all have ended.
-fn watch(told: &Receiver<Message>, stage: &'static str, meter: &mut Meter, control: &mut Control) -> Result<()> {
-    let (log, cancel) = (control.log, control.cancel);
-    let mut watch = Watch::new(control, stage, meter.total);
-    let mut state = if meter.told > 0 { watch.advance(meter.told) } else { Ok(()) };
+fn watch(told: &Receiver<Message>, meter: &mut Meter) -> Result<()> {
+    let log = meter.watch.control.log;
+    let mut state = Ok(());
     loop {
         let first = match told.recv_timeout(PATIENCE) {
             Ok(message) => Some(message),
@@ -136,13 +134,12 @@ fn watch(told: &Receiver<Message>, stage: &'static str, meter: &mut Meter, contr
             match message {
                 Message::Done(frames) => (meter.frames, heard) = (meter.frames + frames, true),
                 Message::Log(level, text) => log.iter().for_each(|log| log.log(level, format_args!("{text}"))),
-                Message::Stop => cancel.store(true, Ordering::Relaxed),
             }
         }
         // After a stop the host hears no more of this call.
         if state.is_ok() && heard {
-            state = watch.advance(meter.advance());
-        } else if state.is_ok() && watch.stop() {
+            state = meter.tell();
+        } else if state.is_ok() && meter.watch.stop() {
             state = Err(Error::Cancelled);
         }
     }
@@ -163,36 +160,33 @@ impl LogSink for Relay<'_> {
 }
 
 impl Worker<'_> {
-    fn run(&mut self, work: Work) -> Outcome {
+    fn run(&mut self) -> Outcome {
         let mut outcome = Outcome { seconds: 0.0, done: 0, failure: None };
-        for PlannedPart { part, .. } in self.parts {
-            let (frames, mut told, tell) = ((part.clip_count() * part.frame_count()) as f64, 0.0, self.tell.clone());
-            let mut tell_done = |share: f64| {
-                let _ = tell.send(Message::Done(frames * (share - told)));
-                told = share;
-            };
-            match self.run_part(part, work, &mut tell_done) {
-                Ok(seconds) => outcome.seconds += seconds,
+        for planned in self.parts {
+            match self.run_part(&planned.part) {
+                Ok(seconds) => (outcome.seconds, outcome.done) = (outcome.seconds + seconds, outcome.done + 1),
                 Err(error) => {
-                    tell_done(0.0);
                     if !member::is_of_device(&error) {
-                        let _ = tell.send(Message::Stop);
+                        self.work.stop();
                     }
                     outcome.failure = Some(error);
                     break;
                 }
             }
-            tell_done(1.0);
-            outcome.done += 1;
         }
         outcome
     }
 
     /// Seconds from the first operation on.
-    fn run_part(&mut self, part: &Part, work: Work, tell_done: &mut dyn FnMut(f64)) -> Result<f64> {
-        let (place, stage) = (self.member.session.place(), work.job.direction().name());
-        let relay = Relay { tell: &self.tell, place };
-        let mut begun = None;
+    fn run_part(&mut self, part: &Part) -> Result<f64> {
+        let Worker { member, work: Work { job, call, cancel, listens }, tell, .. } = self;
+        let (place, stage, frames) = (member.session.place(), job.direction().name(), part.all_frames() as f64);
+        let near = NearCall::new(job.call(part, call), place)?;
+        let (mut begun, mut told) = (None, 0.0);
+        let mut tell_done = |share: f64| {
+            let _ = tell.send(Message::Done(frames * (share - told)));
+            told = share;
+        };
         let mut progress = |progress: Progress| {
             if progress.stage == stage && progress.total > 0 {
                 let done = progress.done as f64 / progress.total as f64;
@@ -201,11 +195,13 @@ impl Worker<'_> {
             }
             false
         };
-        let near = NearTensors::new(work.job.tensors(part, work.tensors), place)?;
-        let log = work.listens.then_some(&relay as &dyn LogSink);
-        let mut control = Control { cancel: work.cancel, progress: Some(&mut progress), log };
-        self.member.session.run(&work.job.call(part, &near.tensors), &mut control)?;
-        near.write_back()?;
+        let relay = Relay { tell, place };
+        let log = listens.then_some(&relay as &dyn LogSink);
+        let mut control = Control { cancel, progress: Some(&mut progress), log };
+        let ran = member.session.run(&near.call, &mut control);
+        let written = ran.and_then(|_| near.write_back());
+        tell_done(if written.is_ok() { 1.0 } else { 0.0 });
+        written?;
         Ok(begun.map_or(0.0, |(at, done): (Instant, f64)| at.elapsed().as_secs_f64() / (1.0 - done).max(0.5)))
     }
 }

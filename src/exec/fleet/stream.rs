@@ -8,14 +8,16 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::Mutex;
 
 use super::frames::Frames;
-use super::job::{FleetJob, Tensors};
+use super::job::FleetJob;
 use super::members::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, StreamStart, check, nonfinite};
+use crate::exec::{
+    Call, ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, Timelines, check, nonfinite,
+};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::report::{Bytes, DeviceDivision, PlanReport};
@@ -53,21 +55,21 @@ pub struct FleetStream {
 pub fn open(
     fleet: &Arc<Mutex<Fleet>>,
     ledger: &Arc<Ledger>,
-    start: StreamStart,
+    job: &JobShape,
     cancel: &AtomicBool,
 ) -> Result<FleetStream> {
-    let (mut locked, first) = (fleet.lock(), start.first);
-    let (network, input) = (Arc::clone(locked.network(start.direction)), Shape { frames: 0, ..start.input });
-    check::input_shape(&network, input, true)?;
-    let cone = check::first_frame(&network, first)?;
-    let job = round(&locked, &network, input)?;
-    let plan = plan(&mut locked, &job, first, cancel)?;
+    let mut locked = fleet.lock();
+    let network = Arc::clone(locked.network(job.direction));
+    let cone = check::job(&network, job)?;
+    let (input, first) = (Shape { frames: 0, ..job.input }, cone.range.first);
+    let round = round(&locked, &network, input)?;
+    let plan = plan(&mut locked, &round, first, None, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
         ledger: Arc::clone(ledger),
         check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
-        round: job.whole().frame_count(),
+        round: round.whole.frame_count(),
         next: first,
         inputs: None,
         loaded: cone.first_input,
@@ -80,19 +82,28 @@ pub fn open(
 }
 
 /// The plan of a stream, from frame `first` on: that of a round far into the clip.
-pub fn plan(fleet: &mut Fleet, round: &FleetJob, first: u64, cancel: &AtomicBool) -> Result<PlanReport> {
-    let mut plan = fleet.plan(round, cancel)?;
+pub fn plan(
+    fleet: &mut Fleet,
+    round: &FleetJob,
+    first: u64,
+    timelines: Timelines,
+    cancel: &AtomicBool,
+) -> Result<PlanReport> {
+    let mut plan = fleet.plan(round, timelines, cancel)?;
     // Frames of a round count from its first.
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
-    parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
-    Ok(of_stream(plan, first, round.whole().frame_count()))
+    parts.for_each(|part| part.frames = part.frames.start - FAR..part.frames.end - FAR);
+    Ok(of_stream(plan, first, round.whole.frame_count()))
 }
 
 /// A round of a stream, far into the clip.
 pub fn round(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<FleetJob> {
-    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(round_frames(fleet, network, input)?) };
-    Ok(FleetJob::new(network, input, Some(range), None))
+    let job = |count| {
+        let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(count) };
+        FleetJob::new(network, input, Some(range), None)
+    };
+    Ok(job(round_frames(fleet, &job(1))?))
 }
 
 /// A round's plan as that of its stream.
@@ -107,45 +118,41 @@ fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
     }
 }
 
-/// Output frames of a round: enough that cuts cost little, as far as host memory allows.
-fn round_frames(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<u64> {
-    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(1) };
-    let one = FleetJob::new(network, input, Some(range), None);
+/// Output frames of a round, which `one` is a frame of: enough that cuts cost little, as far as host memory allows.
+fn round_frames(fleet: &Fleet, one: &FleetJob) -> Result<u64> {
     // Every clip of a batch is cut, and every member's share of a clip.
-    let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
-    let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;
-    let step = network.geometry.time;
-    let step = if network.direction == Direction::Decode { step } else { 1 };
-    let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);
+    let cuts = (fleet.members.len() as u64).div_ceil(one.clip.batch);
+    let wanted = cuts as f64 * one.cut_cost(FAR) * (1.0 - CUT_SHARE) / CUT_SHARE;
+    let step = match one.direction() {
+        Direction::Encode => 1,
+        Direction::Decode => one.network.geometry.time,
+    };
     let limit = match fleet.settings.host_memory_limit {
         Limit::Bytes(bytes) => bytes,
         other => other.bytes(host_memory().available, 0) / FREE_SHARE,
     };
-    let bytes = |frames| round_bytes(network, input, frames);
-    let (mut fits, mut too_many) = (0, wanted / step + 1);
-    while fits + 1 < too_many {
-        let middle = u64::midpoint(fits, too_many);
-        if bytes(middle * step) <= limit { fits = middle } else { too_many = middle }
-    }
-    match fits {
-        0 => Err(Error::Memory(format!(
-            "host_memory_limit: {} is too little for {} on several devices; the shortest round takes \
-             {} ({} bytes). Raise host_memory_limit, or use one device",
+    // Steps are whole latent frames, so each takes as much as the one before.
+    let [first, second] = [step, 2 * step].map(|frames| round_bytes(one, frames));
+    if first > limit {
+        return Err(Error::Memory(format!(
+            "host_memory_limit: {} is too little for {} on several devices; the shortest round takes {} ({first} \
+             bytes). Raise host_memory_limit, or use one device",
             Bytes(limit),
-            input.described(),
-            Bytes(bytes(step)),
-            bytes(step)
-        ))),
-        steps => Ok(steps * step),
+            Shape { frames: 0, ..one.clip }.described(),
+            Bytes(first)
+        )));
     }
+    let fits = 1 + (limit - first) / (second - first);
+    Ok(fits.min((wanted / step as f64).ceil().max(1.0) as u64) * step)
 }
 
 /// Host memory for the input and output of a round, in the widest type. Log-variances are as large as latents.
-fn round_bytes(network: &Network, input: Shape, frames: u64) -> u64 {
+fn round_bytes(one: &FleetJob, frames: u64) -> u64 {
+    let (network, clip) = (&one.network, one.clip);
     let inputs = Cone::new(network, FrameRange { first: FAR, end: Some(FAR + frames) }).inputs(u64::MAX);
-    let output = network.output_shape(network.input_frame(input)).elements();
-    let input_frame = input.height * input.width * input.channels;
-    4 * input.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
+    let output = network.output_shape(network.input_frame(clip)).elements();
+    let input_frame = clip.height * clip.width * clip.channels;
+    4 * clip.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
 }
 
 impl FleetStream {
@@ -173,24 +180,28 @@ impl FleetStream {
 
     /// Runs a round of `count` frames, with outputs like those of a pull.
     fn run_round(&mut self, count: u64, into: &Outputs, control: &mut Control) -> Result<()> {
-        let mut outputs = vec![Frames::of(count, into.output)?];
+        let mut outputs = vec![Frames::of(count, &into.output)?];
         if self.network.direction == Direction::Encode {
-            outputs.push(Frames::of(count, into.logvar.unwrap_or(into.output))?);
+            outputs.push(Frames::of(count, &into.logvar.unwrap_or(into.output))?);
         }
         let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
         let cone = check::range(&self.network, range)?;
         let inputs = cone.inputs(self.loaded);
         let Some(input) = &self.inputs else { return Err(Error::Internal("a round without input".into())) };
-        let tensors = Tensors {
+        let call = Call {
+            direction: self.network.direction,
+            range: Some(range),
             input: input.view(0..inputs.end - inputs.start)?,
             output: outputs[0].all()?,
             logvar: outputs.get(1).map(Frames::all).transpose()?,
+            stream: None,
+            first_clip: 0,
         };
         let job =
-            FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
+            FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.frame }, Some(range), Some(count));
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
             self.check_precision(fleet)?;
-            let plan = fleet.run(&job, &tensors, control)?;
+            let plan = fleet.run(&job, &call, control)?;
             self.check_precision(fleet).map(|()| plan)
         })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
@@ -218,7 +229,7 @@ impl FleetStream {
         let count = made.count().min(into.output.shape().frames - at);
         let pairs = self.outputs.iter().zip([Some(into.output), into.logvar]);
         for (frames, to) in pairs.filter_map(|(frames, to)| Some((frames, to?))) {
-            if !frames.is_like(to) {
+            if !frames.is_like(&to) {
                 return Err(Error::Tensor(format!(
                     "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the size \
                      and type of a pull for a round",
@@ -268,10 +279,6 @@ impl FleetStream {
 }
 
 impl FrameStream for FleetStream {
-    fn direction(&self) -> Direction {
-        self.network.direction
-    }
-
     fn plan(&self) -> PlanReport {
         self.plan.clone()
     }

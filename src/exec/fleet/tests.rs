@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-use serde_json::Value;
+use std::thread::sleep;
+use std::time::Duration;
 
 use super::*;
 use crate::exec::session::tests::{Tensors, rounding};
@@ -13,14 +13,23 @@ use crate::ir::{DType, View};
 use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::{Checkpoint, Direction, Geometry};
 use crate::node;
+use crate::report::Part;
 use crate::testing::{golden, overflowing};
 
-/// A real session that fails after so many progress calls of each run.
+/// How many runs have begun, and ended well.
+#[derive(Default)]
+struct Runs {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// A real session that fails after so many progress calls of each run. It takes a while to end a run, as one does that
+/// copies its output.
 struct Failing {
     inner: Box<dyn DeviceSession>,
     after: u64,
     error: Error,
-    runs: Arc<AtomicU64>,
+    runs: Arc<Runs>,
 }
 
 impl DeviceSession for Failing {
@@ -54,20 +63,17 @@ impl Session for Failing {
     fn devices(&self) -> Vec<TensorDevice> {
         self.inner.devices()
     }
-    fn settings(&self) -> &Settings {
+    fn settings(&self) -> Settings {
         self.inner.settings()
     }
     fn configure(&mut self, settings: Settings) -> Result<()> {
         self.inner.configure(settings)
     }
-    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
-        self.inner.plan(job, cancel)
-    }
-    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<Value>> {
-        self.inner.timelines(job, cancel)
+    fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
+        self.inner.plan(job, timelines, cancel)
     }
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
-        self.runs.fetch_add(1, Relaxed);
+        self.runs.begun.fetch_add(1, Relaxed);
         // Its own flag: stopping this session stops no other.
         let (cancel, mut calls) = (AtomicBool::new(false), 0);
         let mut progress = |told: Progress| {
@@ -75,10 +81,13 @@ impl Session for Failing {
             control.progress.as_mut().is_some_and(|tell| tell(told)) || calls > self.after
         };
         let mut own = Control { cancel: &cancel, progress: Some(&mut progress), log: control.log };
-        self.inner.run(call, &mut own).map_err(|_| self.error.clone())
+        let report = self.inner.run(call, &mut own).map_err(|_| self.error.clone())?;
+        sleep(Duration::from_millis(100));
+        self.runs.ended.fetch_add(1, Relaxed);
+        Ok(report)
     }
-    fn open_stream(&mut self, start: StreamStart, control: &Control) -> Result<Box<dyn FrameStream>> {
-        self.inner.open_stream(start, control)
+    fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.inner.open_stream(job, control)
     }
     fn ledger(&self) -> Arc<Ledger> {
         self.inner.ledger()
@@ -89,7 +98,7 @@ impl Session for Failing {
 }
 
 /// Two members, of which the first fails.
-fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
+fn fleet(after: u64, error: Error) -> (FleetSession, Arc<Runs>) {
     let member = || {
         open_one(
             TensorDevice::Cpu,
@@ -99,7 +108,7 @@ fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
         )
         .unwrap()
     };
-    let runs = Arc::new(AtomicU64::new(0));
+    let runs = Arc::new(Runs::default());
     let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
     (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
 }
@@ -111,6 +120,9 @@ const VIDEO: [u64; 5] = [1, 3, 129, 16, 16];
 #[derive(Default)]
 struct Heard {
     progress: Vec<(u64, u64)>,
+    /// Runs of the first member, and how many had ended whenever the host was told of the end.
+    runs: Arc<Runs>,
+    ended: Vec<u64>,
     warnings: RefCell<Vec<String>>,
 }
 
@@ -133,12 +145,14 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
     };
     let (input, output) = (view(&mut latent, LATENT), view(&mut video, VIDEO));
     let direction = Direction::Decode;
-    let call =
-        Call { direction, range: None, input: &input, output: &output, logvar: None, stream: None, first_clip: 0 };
+    let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
     let (cancel, log) = (AtomicBool::new(false), Warnings(&heard.warnings));
     let mut tell = |progress: Progress| {
         if progress.stage == "decode" {
             heard.progress.push((progress.done, progress.total));
+            if progress.done == progress.total {
+                heard.ended.push(heard.runs.ended.load(Relaxed));
+            }
         }
         false
     };
@@ -171,12 +185,20 @@ fn the_others_take_the_part_of_a_device_that_is_lost() {
     assert!(heard.progress.last().is_some_and(|(done, total)| done == total), "{:?}", heard.progress.last());
     let devices = report.division.unwrap().devices;
     assert!(devices[0].parts.is_empty() && devices[0].unused.is_some());
-    let frames = devices[1].parts.iter().map(|(_, frames)| frames.end - frames.start).sum::<u64>();
+    let frames = devices[1].parts.iter().map(Part::frame_count).sum::<u64>();
     assert_eq!(frames, 129);
     // A lost device is not tried again.
-    assert_eq!(runs.load(Relaxed), 1);
+    assert_eq!(runs.begun.load(Relaxed), 1);
     assert!(decode(&mut session, &mut Heard::default()).unwrap().0 == expected);
-    assert_eq!(runs.load(Relaxed), 1);
+    assert_eq!(runs.begun.load(Relaxed), 1);
+}
+
+#[test]
+fn the_host_is_told_of_the_end_once_all_parts_are_written() {
+    let (mut session, runs) = fleet(u64::MAX, Error::Internal("a run that should not fail".into()));
+    let mut heard = Heard { runs, ..Heard::default() };
+    decode(&mut session, &mut heard).unwrap();
+    assert_eq!(heard.ended, [1]);
 }
 
 #[test]
@@ -185,7 +207,7 @@ fn a_device_that_ran_out_of_memory_is_tried_again() {
     let expected = expected();
     for run in 1..=2 {
         assert!(decode(&mut session, &mut Heard::default()).unwrap().0 == expected);
-        assert_eq!(runs.load(Relaxed), run);
+        assert_eq!(runs.begun.load(Relaxed), run);
     }
 }
 
@@ -200,12 +222,12 @@ fn a_failure_that_no_device_can_make_good_ends_the_call() {
 struct RoundingFleet {
     session: FleetSession,
     /// Of the second member.
-    runs: Arc<AtomicU64>,
+    runs: Arc<Runs>,
     _file: TemporaryFile,
 }
 
 fn rounding_fleet(tensor: &str) -> RoundingFleet {
-    let (file, runs) = (overflowing("small", tensor), Arc::new(AtomicU64::new(0)));
+    let (file, runs) = (overflowing("small", tensor), Arc::new(Runs::default()));
     let error = Error::Internal("a run that should not fail".into());
     let second =
         Failing { inner: Box::new(rounding(&golden("small"))), after: u64::MAX, error, runs: Arc::clone(&runs) };
@@ -229,11 +251,11 @@ fn all_members_repeat_a_call_that_overflows_on_one() {
     let (video, report, warnings) = decode.run(&mut session).unwrap();
     assert!(video.iter().all(|value| value.is_finite()));
     assert!(arithmetics(&session).iter().all(|kind| kind.ends_with("bf16")), "{:?}", arithmetics(&session));
-    assert_eq!(runs.load(Relaxed), 2, "its part of the call, in fp16 and in bf16");
+    assert_eq!(runs.begun.load(Relaxed), 2, "its part of the call, in fp16 and in bf16");
     assert!(report.to_string().contains("bf16, because values overflow in fp16"), "{report}");
     assert!(warnings.iter().any(|text| text.contains("repeated in bf16")), "{warnings:?}");
     let (_, _, warnings) = decode.run(&mut session).unwrap();
-    assert!(runs.load(Relaxed) == 3 && warnings.is_empty(), "{warnings:?}");
+    assert!(runs.begun.load(Relaxed) == 3 && warnings.is_empty(), "{warnings:?}");
 }
 
 #[test]
@@ -254,9 +276,8 @@ fn a_stream_ends_if_its_members_have_left_fp16_meanwhile() {
     let RoundingFleet { mut session, _file, .. } = rounding_fleet(ENCODER);
     let (mut decode, cancel) = (Tensors::new(Direction::Decode, LATENT, VIDEO), AtomicBool::new(false));
     let control = Control::new(&cancel);
-    let mut stream = session
-        .open_stream(StreamStart { direction: Direction::Decode, input: LATENT.into(), first: 0 }, &control)
-        .unwrap();
+    let (direction, extent) = (Direction::Decode, Extent::Stream { first: 0 });
+    let mut stream = session.open_stream(&JobShape { direction, input: LATENT.into(), extent }, &control).unwrap();
     let (waits, frames) = decode.feed(&mut *stream, false);
     assert!(waits.is_ok() && frames > 0, "the decoder does not overflow: {waits:?}");
     Tensors::new(Direction::Encode, VIDEO, LATENT).run(&mut session).unwrap();

@@ -43,25 +43,22 @@ impl<B: Backend> Engine<B> {
         PlanLimits { device: self.limit(), host: self.host_limit() }
     }
 
+    /// The plan of a job within `limit` bytes of device memory: that of the last search, if it was for the same.
     pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
         let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
-        let mut planned = self.planned.lock();
-        match &*planned {
-            Some((same, found)) if *same == asked && found.host_bytes() <= self.host_limit() => Ok(found.clone()),
-            _ => {
-                let found = self.search(job, limit, cancel)?;
-                *planned = Some((asked, found.clone()));
-                Ok(found)
-            }
-        }
-    }
-
-    fn search(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        let network = self.on.network(job.direction);
         let limits = PlanLimits { device: limit, host: self.host_limit() };
+        let mut planned = self.planned.lock();
+        if let Some((_, known)) =
+            planned.as_ref().filter(|(same, plan)| *same == asked && plan.host_bytes() <= limits.host)
+        {
+            return Ok(known.clone());
+        }
+        let network = self.on.network(job.direction);
         let load_bytes = weights::load_bytes(&*self.on.device, network);
         let request = job.request(network, &self.settings, limits, load_bytes);
-        self.on.plan(&request, &self.settings, &self.target(cancel)?, cancel)
+        let plan = self.on.plan(&request, &self.settings, &self.target(cancel)?, cancel)?;
+        *planned = Some((asked, plan.clone()));
+        Ok(plan)
     }
 
     /// Tiles make results inexact without being asked for, so the host is told.
@@ -113,9 +110,10 @@ impl<B: Backend> Engine<B> {
                         weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,
                         schedule: plan.schedule(&self.target(control.cancel)?),
-                        plan,
+                        buffers: plan.buffers(),
                         report,
                         auto: self.auto,
+                        traced: Vec::new(),
                     });
                 }
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {

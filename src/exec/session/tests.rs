@@ -6,10 +6,11 @@ use std::fmt;
 use std::path::Path;
 
 use super::*;
+use crate::backend::Precision;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
 use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};
-use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, Pull};
+use crate::exec::{Allocators, Extent, Limit, LogLevel, LogSink, Outputs, Pull};
 use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};
 use crate::node;
 use crate::testing::{golden, overflowing};
@@ -64,8 +65,9 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     };
     let (from, into) = (view(&mut input, case.input), view(&mut output, case.output));
     let (direction, cancel) = (case.direction, AtomicBool::new(false));
-    let call = Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
+    let call = Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
     let report = engine.run(&call, &mut Control::new(&cancel))?;
+    assert_eq!((report.input, report.output), (case.input.into(), case.output.into()));
     let bits = output.iter().map(|value| value.to_bits()).collect();
     Ok(Ran { bits, bytes: report.device_bytes, text: report.to_string(), sites: engine.on.device.wait_sites() })
 }
@@ -164,7 +166,7 @@ impl Tensors {
     pub fn run(&mut self, session: &mut dyn Session) -> Result<(Vec<f32>, PlanReport, Vec<String>)> {
         let (from, into, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
         let call =
-            Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
+            Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
         let (cancel, warnings) = (AtomicBool::new(false), Warnings::default());
         let mut control = Control { log: Some(&warnings), ..Control::new(&cancel) };
         let report = session.run(&call, &mut control)?;
@@ -174,8 +176,9 @@ impl Tensors {
     /// A stream that gets all of the input. How it ends, and how many frames came out.
     pub fn stream(&mut self, session: &mut dyn Session) -> (Result<Pull>, u64) {
         let cancel = AtomicBool::new(false);
-        let start = StreamStart { direction: self.direction, input: self.input.1.into(), first: 0 };
-        let mut stream = session.open_stream(start, &Control::new(&cancel)).unwrap();
+        let extent = Extent::Stream { first: 0 };
+        let job = JobShape { direction: self.direction, input: self.input.1.into(), extent };
+        let mut stream = session.open_stream(&job, &Control::new(&cancel)).unwrap();
         self.feed(&mut *stream, true)
     }
 
@@ -192,7 +195,7 @@ impl Tensors {
                 stream.push(None).unwrap();
             }
             let mut written = 0;
-            let outputs = Outputs { output: &into, logvar: None, stream: None };
+            let outputs = Outputs { output: into, logvar: None, stream: None };
             let pulled = stream.pull(&outputs, &mut Control::new(&cancel), &mut written);
             frames += written;
             match pulled {
@@ -228,7 +231,7 @@ fn a_call_that_overflows_in_fp16_is_repeated_in_bf16_and_the_handle_stays_with_i
     for (model, tensor, [latent, video]) in OVERFLOWS {
         let file = overflowing(model, tensor);
         let mut decode = Tensors::new(Direction::Decode, latent, video);
-        let job = JobShape { direction: Direction::Decode, input: latent.into(), range: None };
+        let job = JobShape { direction: Direction::Decode, input: latent.into(), extent: Extent::Clip };
         let mut asked = rounding(&file.0);
         let bf16 = Settings { precision: Some(Precision::Bf16), ..node::defaults() };
         asked.configure(bf16).unwrap();
@@ -236,7 +239,7 @@ fn a_call_that_overflows_in_fp16_is_repeated_in_bf16_and_the_handle_stays_with_i
         assert!(expected.iter().all(|value| value.is_finite()) && warnings.is_empty(), "{tensor}: {warnings:?}");
 
         let mut auto = rounding(&file.0);
-        let planned = |auto: &Engine<HostGpu>| auto.plan(&job, &AtomicBool::new(false)).unwrap().to_string();
+        let planned = |auto: &Engine<HostGpu>| auto.plan(&job, None, &AtomicBool::new(false)).unwrap().to_string();
         assert!(planned(&auto).contains("fp16"), "{}", planned(&auto));
         let (found, report, warnings) = decode.run(&mut auto).unwrap();
         assert!(found == expected, "{tensor}: the bits of precision=bf16");

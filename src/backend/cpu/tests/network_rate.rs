@@ -71,8 +71,7 @@ fn rate_of_the_whole_network() {
             View::checked(name, values.as_mut_ptr().cast(), DType::F32, TensorDevice::Cpu, shape, None, true).unwrap()
         };
         let (input, output) = (view("input", &mut from, input), view("output", &mut into, output));
-        let call =
-            Call { direction, range: None, input: &input, output: &output, logvar: None, stream: None, first_clip: 0 };
+        let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
         let mut run = || {
             let (cancel, before, start) = (AtomicBool::new(false), PRODUCTS.load(Ordering::Relaxed), Instant::now());
             session.run(&call, &mut Control::new(&cancel)).unwrap();

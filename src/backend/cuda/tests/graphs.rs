@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
-use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Session, StreamStart};
+use crate::exec::{self, Allocators, Call, Control, DeviceName, Extent, JobShape, Outputs, Pull, Session};
 use crate::ir::Shape;
 use crate::model::Checkpoint;
 use crate::model::Direction;
@@ -43,8 +43,8 @@ impl LatentClip {
         let job = Call {
             direction: Direction::Decode,
             range: None,
-            input: &input,
-            output: &output,
+            input,
+            output,
             logvar: None,
             stream: None,
             first_clip: 0,
@@ -60,14 +60,14 @@ impl LatentClip {
         let plane = (rows * columns) as usize;
         let shape = Shape::new(1, channels, 0, rows, columns);
         let control = Control::new(&cancel);
-        let start = StreamStart { direction: Direction::Decode, input: shape, first: 0 };
-        let mut stream = session.open_stream(start, &control).unwrap();
+        let start = JobShape { direction: Direction::Decode, input: shape, extent: Extent::Stream { first: 0 } };
+        let mut stream = session.open_stream(&start, &control).unwrap();
         let (mut pushed, mut pulled) = (0, 0);
         let pixels = (self.pixels[2] * self.pixels[3]) as usize;
         let room = vec![f32::NAN; 3 * pixels];
         let into = view(&room, [3, 1, self.pixels[2], self.pixels[3]]);
         loop {
-            let outputs = Outputs { output: &into, logvar: None, stream: None };
+            let outputs = Outputs { output: into, logvar: None, stream: None };
             let mut written = 0;
             let control = &mut Control::new(&cancel);
             match stream.pull(&outputs, control, &mut written).unwrap() {

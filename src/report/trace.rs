@@ -10,17 +10,15 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::backend::{Backend, DeviceSpan};
+use super::operations::{op_frames, op_name};
+use crate::backend::DeviceSpan;
 use crate::error::Result;
 use crate::file::{Replacement, cannot_write};
 use crate::ir::{Offsets, Op, TensorDevice};
 use crate::model::Network;
-use crate::report::{op_frames, op_name};
 
 /// The key of the trace, for errors.
 const KEY: &str = "trace";
-/// Operations whose times a device may keep before they are written.
-const MOST_PENDING: usize = 1024;
 
 /// Written from the call that sets it until another is set, or until its handle is freed. Clones are the same trace.
 #[derive(Debug, Clone)]
@@ -48,18 +46,19 @@ struct OpenTrace {
     /// Devices by an address of their own, and their lanes. Their places are their numbers.
     lanes: Vec<(usize, &'static str)>,
     has_events: bool,
-    next_op: u64,
-    /// Operations whose times are not known yet.
-    pending: Vec<PendingOp>,
 }
 
+/// An operation whose times are not known yet.
 #[derive(Debug)]
-struct PendingOp {
-    number: u64,
+pub struct TracedOp {
     name: String,
     frames: usize,
-    /// The address of its device.
-    device: usize,
+}
+
+impl TracedOp {
+    pub fn new(op: &Op<Offsets>, network: &Network) -> TracedOp {
+        TracedOp { name: op_name(op, network), frames: op_frames(op) }
+    }
 }
 
 /// The device that a lane belongs to: an address that no other device has meanwhile, and its place.
@@ -67,11 +66,6 @@ struct PendingOp {
 pub struct TracedDevice {
     pub address: usize,
     pub place: TensorDevice,
-}
-
-/// A backend belongs to one device of one handle.
-pub fn traced<B: Backend>(backend: &B, place: TensorDevice) -> TracedDevice {
-    TracedDevice { address: std::ptr::from_ref(backend).addr(), place }
 }
 
 impl Trace {
@@ -85,14 +79,7 @@ impl Trace {
         if open.is_none() {
             let mut file = BufWriter::new(Replacement::new(KEY, &self.0.path)?);
             let failure = file.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[").err();
-            *open = Some(OpenTrace {
-                file,
-                failure,
-                lanes: Vec::new(),
-                has_events: false,
-                next_op: 0,
-                pending: Vec::new(),
-            });
+            *open = Some(OpenTrace { file, failure, lanes: Vec::new(), has_events: false });
         }
         Ok(())
     }
@@ -102,29 +89,16 @@ impl Trace {
         self.0.finish()
     }
 
-    /// An operation begins. Its number; `None` if nothing is written any more.
-    pub fn begin(&self, op: &Op<Offsets>, network: &Network, by: TracedDevice) -> Option<u64> {
-        let mut open = self.0.open.lock();
-        let open = open.as_mut()?;
-        open.next_op += 1;
-        let (number, name, frames) = (open.next_op, op_name(op, network), op_frames(op));
-        open.pending.push(PendingOp { number, name, frames, device: by.address });
-        Some(number)
+    /// Whether anything is written any more.
+    pub fn is_open(&self) -> bool {
+        self.0.open.lock().is_some()
     }
 
-    /// Whether it is time to ask a device for the times of its operations.
-    pub fn is_full(&self, by: TracedDevice) -> bool {
-        let of_device = |open: &OpenTrace| open.pending.iter().filter(|op| op.device == by.address).count();
-        self.0.open.lock().as_ref().is_some_and(|open| of_device(open) >= MOST_PENDING)
-    }
-
-    /// Writes when a device's operations ran: all those that it has begun.
-    pub fn write(&self, spans: &[DeviceSpan], by: TracedDevice) {
+    /// Writes when operations of a device ran. A span says which of `ops` it is of.
+    pub fn write(&self, ops: &[TracedOp], spans: &[DeviceSpan], by: TracedDevice) {
         let Some(open) = &mut *self.0.open.lock() else { return };
-        let is_own = |op: &mut PendingOp| op.device == by.address;
-        let own: Vec<PendingOp> = open.pending.extract_if(.., is_own).collect();
         for span in spans {
-            if let Some(op) = own.iter().find(|op| op.number == span.op) {
+            if let Some(op) = ops.get(span.op as usize) {
                 open.event(op, by, span.lane, self.0.micros(span.start), self.0.micros(span.end));
             }
         }
@@ -157,7 +131,7 @@ impl Drop for TraceFile {
 }
 
 impl OpenTrace {
-    fn event(&mut self, op: &PendingOp, by: TracedDevice, lane: &'static str, start: f64, end: f64) {
+    fn event(&mut self, op: &TracedOp, by: TracedDevice, lane: &'static str, start: f64, end: f64) {
         let (pid, tid) = self.lane(by, lane);
         // To a tenth of a microsecond, rounded so that neighbours cannot overlap.
         let [ts, end] = [start, end].map(|micros| (micros * 10.0).round());
@@ -201,7 +175,7 @@ mod tests {
 
     /// As the members of a fleet do, which share a trace.
     #[test]
-    fn times_of_one_device_take_no_operation_of_another() {
+    fn devices_of_one_place_have_lanes_of_their_own() {
         let sizes = Sizes { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
         let network = testing::network(&sizes, Direction::Decode);
         let path = std::env::temp_dir().join(format!("vvae-trace-{}.json", std::process::id()));
@@ -209,12 +183,13 @@ mod tests {
         trace.open().unwrap();
         let op = Op::Load(LoadOp { item: 0, batch: 0, frame: 0, into: DeviceOffset(0) });
         let devices = [1, 2].map(|address| TracedDevice { address, place: TensorDevice::Cpu });
-        let numbers = devices.map(|by| trace.begin(&op, &network, by).unwrap());
-        for (op, by) in numbers.into_iter().zip(devices) {
-            let now = Instant::now();
-            trace.write(&[DeviceSpan { op, lane: "operations", start: now, end: now }], by);
+        let now = Instant::now();
+        let span = DeviceSpan { op: 0, lane: "operations", start: now, end: now };
+        for by in devices {
+            trace.write(&[TracedOp::new(&op, &network)], &[span], by);
         }
         trace.finish().unwrap();
+        assert!(!trace.is_open());
         let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         std::fs::remove_file(path).unwrap();
         let events: Vec<_> =

@@ -142,7 +142,7 @@ fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<Box<dyn Session
         Some(index) => TensorDevice::Cuda(index.parse().unwrap()),
     };
     let checkpoint = Checkpoint::open_as(path, Arc::clone(model)).unwrap();
-    match exec::open(&[DeviceName::Place(place)], &checkpoint, Allocators::default(), node::defaults()) {
+    match exec::open(&[DeviceName::Place(place)], &checkpoint, Allocators::default(), node::defaults(), &()) {
         Err(Error::Device(why)) if place != TensorDevice::Cpu && why.contains("no kernel on the GPU does") => None,
         opened => Some(opened.unwrap()),
     }

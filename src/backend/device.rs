@@ -16,6 +16,8 @@ pub struct DeviceInfo {
     pub uuid: String,
     /// Major and minor of CUDA; zeros for other devices.
     pub compute_capability: (u32, u32),
+    /// Whether it is a card of its own with units for products of matrices, or the CPU.
+    pub suits_auto: bool,
 }
 
 /// All devices that can be used here. The first is what `auto` means. A card that both APIs list is listed once.
@@ -23,16 +25,24 @@ pub fn devices() -> Vec<DeviceInfo> {
     in_order(cuda_devices(), cpu(), vulkan_devices())
 }
 
-/// What `auto` means: a CUDA device, else the CPU. A device of Vulkan has to be named, until a card has run its
-/// kernels.
-pub fn best_device() -> TensorDevice {
-    cuda_devices().first().map_or(TensorDevice::Cpu, |info| info.place)
+/// What `auto` means: the first CUDA device. Without one, the first of these that can be opened: cards through Vulkan,
+/// then the CPU. Vulkan's loader is opened in this case alone.
+pub fn auto_devices() -> Vec<TensorDevice> {
+    match cuda_devices().first() {
+        Some(first) => vec![first.place],
+        None => auto_of(vulkan_devices()),
+    }
+}
+
+fn auto_of(vulkan: Vec<DeviceInfo>) -> Vec<TensorDevice> {
+    let cards = vulkan.into_iter().filter(|info| info.suits_auto).map(|info| info.place);
+    cards.chain([TensorDevice::Cpu]).collect()
 }
 
 fn in_order(cuda: Vec<DeviceInfo>, cpu: DeviceInfo, vulkan: Vec<DeviceInfo>) -> Vec<DeviceInfo> {
     let others = vulkan.into_iter().filter(|info| cuda.iter().all(|known| known.uuid != info.uuid));
-    let others: Vec<_> = others.collect();
-    cuda.into_iter().chain([cpu]).chain(others).collect()
+    let (before, after): (Vec<_>, Vec<_>) = others.partition(|info| info.suits_auto);
+    cuda.into_iter().chain(before).chain([cpu]).chain(after).collect()
 }
 
 #[cfg(feature = "cuda")]
@@ -65,6 +75,7 @@ fn cpu() -> DeviceInfo {
         memory_free: memory.available,
         uuid: String::new(),
         compute_capability: (0, 0),
+        suits_auto: true,
     }
 }
 
@@ -117,7 +128,8 @@ mod tests {
 
     fn device(place: TensorDevice, uuid: &str) -> DeviceInfo {
         let (name, uuid) = (format!("{place:?}"), uuid.to_owned());
-        DeviceInfo { place, name, memory_total: 0, memory_free: 0, uuid, compute_capability: (0, 0) }
+        let (compute_capability, suits_auto) = ((0, 0), false);
+        DeviceInfo { place, name, memory_total: 0, memory_free: 0, uuid, compute_capability, suits_auto }
     }
 
     fn cuda(index: u32, uuid: &str) -> DeviceInfo {
@@ -139,6 +151,17 @@ mod tests {
         assert_eq!(places(Vec::new(), Vec::new()), [Cpu]);
         assert_eq!(places(Vec::new(), found()), [Cpu, Vulkan(0), Vulkan(1)]);
         assert_eq!(places(vec![cuda(0, "c")], found()), [Cuda(0), Cpu, Vulkan(0), Vulkan(1)]);
+    }
+
+    #[test]
+    fn auto_takes_cards_of_vulkan_before_the_cpu_and_other_devices_of_vulkan_never() {
+        use TensorDevice::{Cpu, Cuda, Vulkan};
+        let card = DeviceInfo { suits_auto: true, ..vulkan(1, "b") };
+        let found = || vec![vulkan(0, "a"), card.clone(), vulkan(2, "c")];
+        assert_eq!(auto_of(found()), [Vulkan(1), Cpu]);
+        assert_eq!(auto_of(vec![vulkan(0, "a")]), [Cpu]);
+        assert_eq!(places(Vec::new(), found()), [Vulkan(1), Cpu, Vulkan(0), Vulkan(2)]);
+        assert_eq!(places(vec![cuda(0, "b")], found()), [Cuda(0), Cpu, Vulkan(0), Vulkan(2)]);
     }
 
     #[test]

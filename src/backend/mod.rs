@@ -20,7 +20,7 @@ pub mod vulkan;
 
 pub use absent::AbsentDevice;
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
-pub use device::{DeviceInfo, best_device, cuda_devices, devices, host_memory};
+pub use device::{DeviceInfo, auto_devices, cuda_devices, devices, host_memory};
 pub use host_stream::HostStream;
 pub use precision::Precision;
 pub use tensor_copy::copy as copy_tensor;

@@ -46,7 +46,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
                         .is_some_and(|tell| unsafe { tell(info.progress_user, done, total, c"check".as_ptr()) } != 0)
                 })?;
                 let facts = ModelFacts::of(&checkpoint)?;
-                Ok((exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults())?, facts))
+                Ok((exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults(), &log)?, facts))
             })
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));

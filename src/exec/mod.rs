@@ -55,6 +55,11 @@ pub trait LogSink {
     fn log(&self, level: LogLevel, message: fmt::Arguments);
 }
 
+/// Nobody listens.
+impl LogSink for () {
+    fn log(&self, _: LogLevel, _: fmt::Arguments) {}
+}
+
 /// The host's side of a running call: two ways to stop it, both asked many times within a chunk of work, and its log.
 pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
@@ -259,28 +264,50 @@ pub struct Allocators {
 }
 
 /// A session of a checkpoint on one device, or on several that divide the work. The first call that needs weights loads
-/// them; other sessions of the same file on the same device share them.
+/// them; other sessions of the same file on the same device share them. `log`: hears of devices that `auto` passes over.
 pub fn open(
     devices: &[DeviceName],
     checkpoint: &Checkpoint,
     allocators: Allocators,
     settings: Settings,
+    log: &dyn LogSink,
 ) -> Result<Box<dyn Session>> {
-    let own: Box<dyn Session> = match &places(devices)?[..] {
-        [place] => open_one(*place, checkpoint, allocators, settings)?,
-        places => {
-            let open = |place: &TensorDevice| open_one(*place, checkpoint, allocators.clone(), settings.clone());
-            let members = places.iter().map(open).collect::<Result<_>>()?;
-            Box::new(fleet::FleetSession::new(members, settings)?)
-        }
+    let open = |place: TensorDevice| open_one(place, checkpoint, allocators.clone(), settings.clone());
+    let own: Box<dyn Session> = match devices {
+        [DeviceName::Auto] => first_that_opens(&backend::auto_devices(), open, log)?,
+        _ => match &places(devices)?[..] {
+            [place] => open(*place)?,
+            places => {
+                let members = places.iter().map(|place| open(*place)).collect::<Result<_>>()?;
+                Box::new(fleet::FleetSession::new(members, settings)?)
+            }
+        },
     };
     Ok(Box::new(absent::PlanningSession::new(own, checkpoint)))
+}
+
+/// A session on the first of these devices that can be opened. Why the last one cannot is the error.
+fn first_that_opens<S>(
+    places: &[TensorDevice],
+    open: impl Fn(TensorDevice) -> Result<S>,
+    log: &dyn LogSink,
+) -> Result<S> {
+    let Some((last, others)) = places.split_last() else {
+        return Err(Error::Internal("auto means no device".into()));
+    };
+    for place in others {
+        match open(*place) {
+            Ok(opened) => return Ok(opened),
+            Err(why) => log.log(LogLevel::Warning, format_args!("auto passes over {place}: {why}")),
+        }
+    }
+    open(*last)
 }
 
 /// The devices that a list names.
 fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
     let named = |device: &DeviceName| match *device {
-        DeviceName::Auto => vec![backend::best_device()],
+        DeviceName::Auto => backend::auto_devices().into_iter().take(1).collect(),
         DeviceName::Place(place) => vec![place],
         DeviceName::AllCuda => backend::cuda_devices().into_iter().map(|device| device.place).collect(),
     };
@@ -338,5 +365,63 @@ fn open_one(
             });
             Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::ffi::c_void;
+    use std::ptr::null_mut;
+
+    use super::*;
+    use crate::backend::Callbacks;
+    use crate::node;
+    use crate::testing::golden;
+
+    #[derive(Default)]
+    struct Lines(RefCell<Vec<String>>);
+
+    impl LogSink for Lines {
+        fn log(&self, _: LogLevel, message: fmt::Arguments) {
+            self.0.borrow_mut().push(message.to_string());
+        }
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_passed_over_and_named() {
+        let places = [TensorDevice::Vulkan(1), TensorDevice::Cpu];
+        let failing = |failing: &'static [TensorDevice]| {
+            move |place| match failing.contains(&place) {
+                false => Ok(place),
+                true => Err(Error::Device(format!("{place} is broken"))),
+            }
+        };
+        let lines = Lines::default();
+        assert_eq!(first_that_opens(&places, failing(&[]), &lines), Ok(TensorDevice::Vulkan(1)));
+        assert!(lines.0.borrow().is_empty());
+        assert_eq!(first_that_opens(&places, failing(&[TensorDevice::Vulkan(1)]), &lines), Ok(TensorDevice::Cpu));
+        assert_eq!(*lines.0.borrow(), ["auto passes over vulkan:1: vulkan:1 is broken"]);
+        let none = failing(&[TensorDevice::Vulkan(1), TensorDevice::Cpu]);
+        assert_eq!(first_that_opens(&places, none, &lines), Err(Error::Device("cpu is broken".into())));
+    }
+
+    unsafe extern "C" fn take(_: *mut c_void, _: i32, _: u64) -> *mut c_void {
+        null_mut()
+    }
+
+    unsafe extern "C" fn give_back(_: *mut c_void, _: i32, _: *mut c_void, _: u64) {}
+
+    /// Devices of Vulkan take no memory from a host.
+    #[test]
+    fn a_host_that_gives_device_memory_gets_the_cpu() {
+        let device = DeviceAllocator::Host(Callbacks { alloc: take, free: give_back, user: null_mut() });
+        let allocators = Allocators { device, ..Allocators::default() };
+        let checkpoint = Checkpoint::open(&golden("small")).unwrap();
+        let open = |place| open_one(place, &checkpoint, allocators.clone(), node::defaults());
+        let lines = Lines::default();
+        let session = first_that_opens(&[TensorDevice::Vulkan(0), TensorDevice::Cpu], open, &lines).unwrap();
+        assert_eq!((session.place(), lines.0.borrow().len()), (TensorDevice::Cpu, 1));
+        assert!(lines.0.borrow()[0].contains("vulkan:0"), "{:?}", lines.0.borrow());
     }
 }

@@ -93,6 +93,7 @@ pub fn devices() -> Vec<DeviceInfo> {
                 memory_free,
                 uuid: dashed(device.uuid),
                 compute_capability: (0, 0),
+                suits_auto: device.kind == vk::PhysicalDeviceType::DISCRETE_GPU && device.has_matrices,
                 name: device.name,
             }
         })

@@ -167,6 +167,7 @@ fn expected() -> Vec<f32> {
         &Checkpoint::open(&golden("small")).unwrap(),
         Allocators::default(),
         node::defaults(),
+        &(),
     )
     .unwrap();
     decode(&mut *one, &mut Heard::default()).unwrap().0

@@ -117,8 +117,8 @@ def devices() -> list[Device]:
 
 
 def default_device() -> str:
-    """The id of the device that "auto" is: the first GPU, or the CPU without one."""
-    return next((device.id for device in devices() if device.id != "cpu"), "cpu")
+    """The id of the device for tensors that go with "auto": the first CUDA device, or the CPU without one."""
+    return next((device.id for device in devices() if device.id.startswith("cuda:")), "cpu")
 
 
 @functools.cache

@@ -452,7 +452,7 @@ class VideoVae:
     def device(self) -> str:
         """The id of the device, also where "auto" chose it."""
         if self._device == "auto":
-            self._device = discovery.default_device()
+            self._device = self.device_shares()[0].id
         return self._device
 
     # ---- Settings ----

@@ -61,7 +61,8 @@ fn rate_of_the_whole_network() {
         let settings = exec::Settings { precision: Some(Precision::Bf16), ..node::defaults() };
         let device = [DeviceName::Place(TensorDevice::Cpu)];
         let mut session =
-            exec::open(&device, &Checkpoint::open(weights.as_ref()).unwrap(), Allocators::default(), settings).unwrap();
+            exec::open(&device, &Checkpoint::open(weights.as_ref()).unwrap(), Allocators::default(), settings, &())
+                .unwrap();
         let latent = Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8);
         let video = Shape::new(1, 3, frames, height, width);
         let (input, output) = if direction == Direction::Decode { (latent, video) } else { (video, latent) };

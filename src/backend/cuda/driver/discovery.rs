@@ -47,6 +47,7 @@ pub fn devices() -> Vec<DeviceInfo> {
             memory_free: free_bytes(index, &gpu),
             uuid: uuid(&gpu).unwrap_or_default(),
             compute_capability: (gpu.capability.major as u32, gpu.capability.minor as u32),
+            suits_auto: true,
             name: gpu.name,
         })
         .collect()

@@ -19,6 +19,7 @@ pub fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
         &Checkpoint::open(&golden(model)).unwrap(),
         Allocators::default(),
         settings,
+        &(),
     )
     .unwrap()
 }

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::candidates::{
-    LayerOffload, MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage,
+    MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage,
     offload_costs, rematerialising_stage, whole_pairs, without_caches,
 };
 use crate::ir::{DeviceProfile, FrameShape, LayerId, Rates};
@@ -376,7 +376,8 @@ impl<'a> Search<'a> {
         let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
         let shapes = self.request.network.input_shapes(self.request.input_frame());
         let mut steps: Vec<ResidencyStep> = Vec::new();
-        for LayerOffload { layer, cost, bytes } in offload_costs(self.request, policy, &self.target) {
+        for cost in offload_costs(self.request, policy, &self.target) {
+            let (layer, bytes) = (cost.layer, cost.bytes);
             let mut add = |gain: f64, shares: RangeInclusive<u8>| {
                 steps.extend(shares.map(|resident_shares| ResidencyStep { gain, layer, resident_shares }));
             };

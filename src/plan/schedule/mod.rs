@@ -48,7 +48,7 @@ struct Canvas {
 pub struct Schedule {
     spec: ScheduleSpec,
     canvas_bytes: u64,
-    arenas: Arenas,
+    to: Sink,
     items: Vec<WorkItem>,
     /// Of each work item. A rehearsal has one for each kind.
     places: Vec<ItemPlace>,
@@ -57,7 +57,6 @@ pub struct Schedule {
     in_turn: bool,
     /// Whether a host pushes frames through [`Schedule::load`], or they are loaded as needed.
     pushed: bool,
-    queue: VecDeque<Op<Slots>>,
     canvases: BTreeMap<(u64, u64), Canvas>,
     /// Finished frames of each clip of a stream. They leave when every clip of the batch has one.
     outbox: Vec<VecDeque<Slot>>,
@@ -72,14 +71,14 @@ impl Schedule {
             Purpose::Run => all_items(&spec),
             Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
         };
-        let sizes_of = |input: FrameShape| FrameSizes::new(&spec.network, &spec.policy, input, target);
-        let largest = Arc::new(sizes_of(spec.largest_tile()));
-        let mut known: Vec<Arc<FrameSizes>> = vec![Arc::clone(&largest)];
+        let largest = spec.largest_tile();
+        let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut shared_sizes = |input: FrameShape| {
             let same = known.iter().find(|sizes| sizes.input == input).cloned();
             same.unwrap_or_else(|| {
-                let own = sizes_of(input);
-                known.push(Arc::new(if spec.is_interleaved() { own } else { own.in_slots_of(&largest) }));
+                // Work items that run one after the other share slots; otherwise each size of tile would have its own.
+                let slots = if spec.is_interleaved() { input } else { largest };
+                known.push(Arc::new(FrameSizes::new(&spec.network, &spec.policy, input, slots, target)));
                 Arc::clone(&known[known.len() - 1])
             })
         };
@@ -94,13 +93,12 @@ impl Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..clips).map(|_| VecDeque::new()).collect(),
             spec,
-            arenas,
+            to: Sink { arenas, ops: VecDeque::new() },
             items,
             places,
             current: 0,
             in_turn: false,
             pushed: frames.is_none(),
-            queue: VecDeque::new(),
             canvases: BTreeMap::new(),
             stored: first,
             finished: Vec::new(),
@@ -116,12 +114,12 @@ impl Schedule {
     }
 
     pub fn arenas(&self) -> &Arenas {
-        &self.arenas
+        &self.to.arenas
     }
 
     /// Input frames that a push would take now.
     pub fn room(&self) -> u64 {
-        if self.queue.is_empty() { self.items[0].room() } else { 0 }
+        if self.to.ops.is_empty() { self.items[0].room() } else { 0 }
     }
 
     /// The next input frame to load.
@@ -133,11 +131,11 @@ impl Schedule {
     pub fn load(&mut self) {
         for (item, place) in self.items.iter_mut().zip(&self.places) {
             if place.items > 1 {
-                self.arenas.begin_group();
+                self.to.arenas.begin_group();
             }
-            item.load(&mut Sink { arenas: &mut self.arenas, ops: &mut self.queue });
+            item.load(&mut self.to);
             if place.items > 1 {
-                self.arenas.end_group(place.items - 1);
+                self.to.arenas.end_group(place.items - 1);
             }
         }
     }
@@ -145,27 +143,26 @@ impl Schedule {
     /// Sets where the input ends.
     pub fn set_total(&mut self, frames: u64) {
         for item in &mut self.items {
-            item.set_total(frames, &mut self.arenas);
+            item.set_total(frames, &mut self.to.arenas);
         }
-        self.arenas.each(|arena| arena.set_partial(self.items[0].is_partial()));
+        self.to.arenas.each(|arena| arena.set_partial(self.items[0].is_partial()));
     }
 
     /// The next operation. It stays in front until [`Schedule::done`], so an interrupted operation runs again.
     pub fn front(&self) -> Option<&Op<Slots>> {
-        self.queue.front()
+        self.to.ops.front()
     }
 
     pub fn done(&mut self) {
-        self.queue.pop_front();
+        self.to.ops.pop_front();
     }
 
     /// Puts an operation in front, if there is one.
     pub fn prepare_next(&mut self) -> Next {
-        while self.queue.is_empty() {
+        while self.to.ops.is_empty() {
             self.begin_turn();
             let item = &mut self.items[self.current];
-            let to = &mut Sink { arenas: &mut self.arenas, ops: &mut self.queue };
-            if item.advance(!self.pushed, to, &mut self.finished) {
+            if item.advance(!self.pushed, &mut self.to, &mut self.finished) {
                 self.hand_over();
             } else if !self.next_item() {
                 return if self.items.iter().all(WorkItem::is_complete) { Next::End } else { Next::Input };
@@ -176,14 +173,14 @@ impl Schedule {
 
     fn begin_turn(&mut self) {
         if !std::mem::replace(&mut self.in_turn, true) {
-            (0..self.places[self.current].begins).for_each(|_| self.arenas.begin_group());
+            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.begin_group());
         }
     }
 
     fn end_turn(&mut self) {
         if std::mem::replace(&mut self.in_turn, false) {
             let ends = self.places[self.current].ends;
-            ends.into_iter().flatten().for_each(|times| self.arenas.end_group(times));
+            ends.into_iter().flatten().for_each(|times| self.to.arenas.end_group(times));
         }
     }
 
@@ -194,28 +191,28 @@ impl Schedule {
                 let blocked = self.items[self.current].room() > 0;
                 if !blocked {
                     self.items[self.current].next_slice();
-                    self.arenas.each(|arena| arena.next_slice(self.items[self.current].is_partial()));
+                    self.to.arenas.each(|arena| arena.begin_slice(arena.slices(), self.items[self.current].is_partial()));
                 }
                 !blocked
             }
             ItemOrder::ItemByItem => {
                 let more = self.current + 1 < self.items.len();
                 if more {
-                    self.items[self.current].clear(&mut self.arenas);
+                    self.items[self.current].clear(&mut self.to.arenas);
                     self.end_turn();
                     self.current += 1;
-                    self.arenas.each(|arena| arena.first_slice(self.items[self.current].is_partial()));
+                    self.to.arenas.each(|arena| arena.begin_slice(0, self.items[self.current].is_partial()));
                 }
                 more
             }
             ItemOrder::SliceBySlice => {
                 if self.items[self.current].is_complete() {
                     // Nothing packed may outlive the turn.
-                    self.items[self.current].clear(&mut self.arenas);
+                    self.items[self.current].clear(&mut self.to.arenas);
                 }
                 self.end_turn();
                 self.current += 1;
-                self.arenas.each(Arena::next_item);
+                self.to.arenas.each(Arena::next_item);
                 if self.current < self.items.len() {
                     return true;
                 }
@@ -224,7 +221,7 @@ impl Schedule {
                 let (blocked, complete) = (self.items[0].room() > 0, self.items[0].is_complete());
                 if !blocked && !complete {
                     self.items.iter_mut().for_each(WorkItem::next_slice);
-                    self.arenas.each(|arena| arena.next_slice(self.items[0].is_partial()));
+                    self.to.arenas.each(|arena| arena.begin_slice(arena.slices(), self.items[0].is_partial()));
                 }
                 !blocked && !complete
             }
@@ -244,14 +241,14 @@ impl Schedule {
 
     fn blend(&mut self, place: ItemPlace, frame: u64, from: Slot) {
         let (item, batch) = (place.item, place.batch);
-        let (arena, bytes) = (&mut self.arenas.device, self.canvas_bytes);
+        let (arena, bytes) = (&mut self.to.arenas.device, self.canvas_bytes);
         let canvas = || Canvas { slot: arena.take(bytes, SlotKind::Pooled), tiles: 0 };
         let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
-        self.queue.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));
+        self.to.ops.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));
         canvas.tiles += 1;
         let complete = canvas.tiles == self.items.len() / self.outbox.len();
-        self.arenas.device.drop(from);
+        self.to.arenas.device.drop(from);
         if complete {
             self.canvases.remove(&(batch, frame));
             self.finish(place, frame, into);
@@ -261,8 +258,8 @@ impl Schedule {
     /// A whole frame is finished.
     fn finish(&mut self, place: ItemPlace, frame: u64, from: Slot) {
         if !self.pushed {
-            self.queue.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
-            self.arenas.device.drop(from);
+            self.to.ops.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
+            self.to.arenas.device.drop(from);
             return;
         }
         self.outbox[place.clip].push_back(from);
@@ -271,8 +268,8 @@ impl Schedule {
             for (clip, frames) in self.outbox.iter_mut().enumerate() {
                 let ItemPlace { batch, clips, .. } = self.places[clip * tiles];
                 let from = frames.pop_front().expect("checked above");
-                self.queue.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
-                self.arenas.device.drop_with(from, clips - 1);
+                self.to.ops.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
+                self.to.arenas.device.drop_with(from, clips - 1);
             }
             self.stored += 1;
         }
@@ -289,7 +286,7 @@ impl Schedule {
     ) -> Arenas {
         let goes_on =
             |arenas: &Arenas| slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled();
-        let feed = |schedule: &mut Schedule| goes_on(&schedule.arenas) && schedule.feed(frames);
+        let feed = |schedule: &mut Schedule| goes_on(&schedule.to.arenas) && schedule.feed(frames);
         self.walk(feed, |arenas, op, _| {
             let goes_on = goes_on(arenas);
             if goes_on {
@@ -297,7 +294,7 @@ impl Schedule {
             }
             goes_on
         });
-        self.arenas
+        self.to.arenas
     }
 
     /// Takes the operations of a stream without running them, up to the slice that input ending at frame `end` ends in.
@@ -328,9 +325,9 @@ impl Schedule {
         mut step: impl FnMut(&Arenas, &Op<Slots>, bool) -> bool,
     ) -> bool {
         loop {
-            match (self.prepare_next(), self.queue.pop_front()) {
+            match (self.prepare_next(), self.to.ops.pop_front()) {
                 (Next::Op, Some(op)) => {
-                    if !step(&self.arenas, &op, self.queue.is_empty()) {
+                    if !step(&self.to.arenas, &op, self.to.ops.is_empty()) {
                         return false;
                     }
                 }

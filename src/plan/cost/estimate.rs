@@ -3,8 +3,7 @@
 use super::sizes::Target;
 use super::work::{frame_work, layer_work, op_work};
 use crate::ir::{
-    BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location,
-    Op,
+    BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location, Op,
 };
 use crate::model::Network;
 use crate::plan::policy::{CACHE_FRAMES, SchedulePolicy};
@@ -174,33 +173,21 @@ impl CostModel<'_> {
 
     fn moved_by_bands<L: Location>(&self, conv: &BandedConvOp<L>) -> Moved {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
-        let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
-        let mut moved = Moved::default();
-        let add = |total: &mut u64, bytes: u64| *total = total.saturating_add(bytes);
-        for input in &conv.inputs {
-            match input.from {
-                BandSource::Cached(frame) if frame.host.is_some() => {
-                    add(&mut moved.up, self.target.cached_bytes(host, conv.format));
-                }
-                BandSource::Fresh(frame) if frame.is_offloaded() => {
-                    add(&mut moved.up, self.target.frame_bytes(conv.input));
-                }
-                BandSource::Cached(_) | BandSource::Fresh(_) => {}
-            }
-            if input.cached_to.is_some_and(|to| to.host.is_some()) {
-                add(&mut moved.down, self.target.cached_bytes(host, conv.format));
-            }
+        let all = |frames: usize, bytes: u64| bytes.saturating_mul(frames as u64);
+        let cached = |frames: usize| all(frames, self.target.cached_bytes(host, conv.format));
+        let whole = |frames: usize, shape: FrameShape| all(frames, self.target.frame_bytes(shape));
+        let fetched = conv.cached().filter(|(_, frame)| frame.host.is_some()).count();
+        let fresh = conv.fresh().filter(|(_, frame)| frame.is_offloaded()).count();
+        let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut);
+        let shortcuts = shortcuts.filter(|shortcut| shortcut.from.is_offloaded()).count();
+        let added = whole(shortcuts, output.with_channels(conv.layout.shortcut.unwrap_or(0)));
+        let written = conv.cache_writes().filter(|(_, to)| to.host.is_some()).count();
+        let outputs = conv.frames.iter().filter(|frame| frame.out.is_offloaded()).count();
+        Moved {
+            up: cached(fetched).saturating_add(whole(fresh, conv.input)).saturating_add(added),
+            down: cached(written).saturating_add(whole(outputs, output)),
         }
-        for frame in &conv.frames {
-            if frame.shortcut.is_some_and(|shortcut| shortcut.from.is_offloaded()) {
-                add(&mut moved.up, self.target.frame_bytes(shortcut));
-            }
-            if frame.out.is_offloaded() {
-                add(&mut moved.down, self.target.frame_bytes(output));
-            }
-        }
-        moved
     }
 
     fn banded<L: Location>(&self, conv: &BandedConvOp<L>, moved: Moved, computing: f64) -> (f64, u64) {

@@ -151,7 +151,8 @@ impl FrameSizes {
     ) -> FrameSizes {
         let shapes = network.input_shapes(input).into_iter().zip(network.input_shapes(slots));
         let layers = network.layers.iter().zip(&policy.layers).zip(shapes);
-        let sizes = layers.map(|((layer, own), (input, slots))| LayerSizes::new(layer, own.cache, input, slots, target));
+        let sizes =
+            layers.map(|((layer, own), (input, slots))| LayerSizes::new(layer, own.cache, input, slots, target));
         FrameSizes {
             input,
             input_bytes: target.frame_bytes(slots),
@@ -192,8 +193,8 @@ impl WeightBytes {
 /// percent.
 const MIN_WEIGHT_SHARE: u64 = 256;
 
-/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.
-pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<bool> {
+/// The layers whose weights can be offloaded: large ones of stage bodies, which run layer by layer.
+pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<LayerId> {
     let bytes: Vec<u64> = network.layers.iter().map(|layer| target.sizes.weight_bytes(&layer.layout)).collect();
     let least = bytes.iter().sum::<u64>() / MIN_WEIGHT_SHARE;
     let fetched = LayerPolicy { weights: Memory::Host, ..LayerPolicy::RESIDENT };
@@ -201,6 +202,6 @@ pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<bool> {
         let is_largest = network.is_largest(network.stage_of(layer));
         !network.is_head(layer) && !Choices { is_largest, ..Choices::of(fetched) }.is_excluded()
     };
-    let can = |layer: LayerId| target.profile.offloads && bytes[layer] > least && may_be(layer);
-    (0..bytes.len()).map(can).collect()
+    let can = |layer: &LayerId| target.profile.offloads && bytes[*layer] > least && may_be(*layer);
+    (0..bytes.len()).filter(can).collect()
 }

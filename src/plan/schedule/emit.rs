@@ -13,7 +13,7 @@ use crate::ir::{
     Rematerialise, Term, Window,
 };
 use crate::model::{Layer, Recipe};
-use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
+use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{Form, Memory};
 use crate::plan::spec::ScheduleSpec;
@@ -153,11 +153,6 @@ impl Emitter {
         let caches = network.layers.iter().enumerate().map(new_cache).collect();
         let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
         Emitter { facts: Arc::new(facts), caches, weights }
-    }
-
-    /// Drops all caches.
-    pub fn clear(&mut self, arenas: &mut Arenas) {
-        self.caches.iter_mut().for_each(|cache| cache.clear(arenas));
     }
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.

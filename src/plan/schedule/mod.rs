@@ -17,6 +17,7 @@ pub use emit::Purpose;
 pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::repeats::{ItemPlace, all_items, distinct_items};
@@ -130,13 +131,9 @@ impl Schedule {
     /// Loads the next frame of every clip of the batch.
     pub fn load(&mut self) {
         for (item, place) in self.items.iter_mut().zip(&self.places) {
-            if place.items > 1 {
-                self.to.arenas.begin_group();
-            }
+            self.to.arenas.begin_group();
             item.load(&mut self.to);
-            if place.items > 1 {
-                self.to.arenas.end_group(place.items - 1);
-            }
+            self.to.arenas.end_group(place.items - 1);
         }
     }
 
@@ -188,12 +185,7 @@ impl Schedule {
     fn next_item(&mut self) -> bool {
         match self.spec.order {
             ItemOrder::ItemByItem if !self.items[self.current].is_complete() => {
-                let blocked = self.items[self.current].room() > 0;
-                if !blocked {
-                    self.items[self.current].next_slice();
-                    self.to.arenas.each(|arena| arena.begin_slice(arena.slices(), self.items[self.current].is_partial()));
-                }
-                !blocked
+                self.next_slice(self.current..self.current + 1)
             }
             ItemOrder::ItemByItem => {
                 let more = self.current + 1 < self.items.len();
@@ -217,15 +209,21 @@ impl Schedule {
                     return true;
                 }
                 self.current = 0;
-                // Between slices all items have loaded the same number of frames.
-                let (blocked, complete) = (self.items[0].room() > 0, self.items[0].is_complete());
-                if !blocked && !complete {
-                    self.items.iter_mut().for_each(WorkItem::next_slice);
-                    self.to.arenas.each(|arena| arena.begin_slice(arena.slices(), self.items[0].is_partial()));
-                }
-                !blocked && !complete
+                self.next_slice(0..self.items.len())
             }
         }
+    }
+
+    /// Begins the next slice of work items, which have loaded the same number of frames; `false` if there is none yet.
+    fn next_slice(&mut self, items: Range<usize>) -> bool {
+        let items = &mut self.items[items];
+        if items[0].room() > 0 || items[0].is_complete() {
+            return false;
+        }
+        items.iter_mut().for_each(WorkItem::next_slice);
+        let partial = items[0].is_partial();
+        self.to.arenas.each(|arena| arena.begin_slice(arena.slices(), partial));
+        true
     }
 
     /// Blends or stores the frames that a work item has finished.
@@ -284,14 +282,10 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
-        let goes_on =
-            |arenas: &Arenas| slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled();
-        let feed = |schedule: &mut Schedule| goes_on(&schedule.to.arenas) && schedule.feed(frames);
-        self.walk(feed, |arenas, op, _| {
-            let goes_on = goes_on(arenas);
-            if goes_on {
-                seen(arenas.device.slices(), op);
-            }
+        self.walk(frames, |schedule, op| {
+            let slice = schedule.to.arenas.device.slices();
+            let goes_on = slices.is_none_or(|most| slice <= most) && !target.is_cancelled();
+            op.filter(|_| goes_on).into_iter().for_each(|op| seen(slice, op));
             goes_on
         });
         self.to.arenas
@@ -299,39 +293,33 @@ impl Schedule {
 
     /// Takes the operations of a stream without running them, up to the slice that input ending at frame `end` ends in.
     pub fn follow_stream(&mut self, end: u64, target: &Target) {
-        let feed = |schedule: &mut Schedule| schedule.loaded() + schedule.room() <= end && schedule.feed(None);
         if self.pushed {
-            self.walk(feed, |_, _, _| !target.is_cancelled());
+            self.walk(None, |schedule, op| {
+                !target.is_cancelled() && (op.is_some() || schedule.loaded() + schedule.room() <= end)
+            });
         }
     }
 
-    /// Gives a stream the input of its slice, which ends at frame `end` if that is known. Returns `true`.
-    pub fn feed(&mut self, end: Option<u64>) -> bool {
+    /// Gives a stream the input of its slice, which ends at frame `end` if that is known.
+    fn feed(&mut self, end: Option<u64>) {
         if end == Some(self.loaded()) {
             self.set_total(self.loaded());
         } else {
             let room = end.map_or(self.room(), |end| self.room().min(end - self.loaded()));
             (0..room).for_each(|_| self.load());
         }
-        true
     }
 
-    /// Takes every operation without running it, until `step` returns `false`. A stream gets its input by `feed`, until
-    /// that returns `false`. The flag of `step` is `true` for the last operation of those that were queued together.
-    /// Returns whether every operation was taken.
-    pub fn walk(
-        &mut self,
-        mut feed: impl FnMut(&mut Schedule) -> bool,
-        mut step: impl FnMut(&Arenas, &Op<Slots>, bool) -> bool,
-    ) -> bool {
+    /// Takes every operation without running it, until `step` returns `false`. A stream is fed up to frame `end`, if
+    /// that is known; before that `step` sees no operation. Returns whether every operation was taken.
+    pub fn walk(&mut self, end: Option<u64>, mut step: impl FnMut(&Schedule, Option<&Op<Slots>>) -> bool) -> bool {
         loop {
-            match (self.prepare_next(), self.to.ops.pop_front()) {
-                (Next::Op, Some(op)) => {
-                    if !step(&self.to.arenas, &op, self.to.ops.is_empty()) {
-                        return false;
-                    }
-                }
-                (Next::Input, _) if self.pushed && feed(self) => {}
+            let next = self.prepare_next();
+            let op = self.to.ops.pop_front();
+            match next {
+                Next::Op if step(self, op.as_ref()) => {}
+                Next::Input if self.pushed && step(self, None) => self.feed(end),
+                Next::Op => return false,
                 _ => return true,
             }
         }

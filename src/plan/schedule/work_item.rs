@@ -179,7 +179,7 @@ impl WorkItem {
 
     /// Drops all caches.
     pub fn clear(&mut self, arenas: &mut Arenas) {
-        self.emitter.clear(arenas);
+        self.emitter.caches.iter_mut().for_each(|cache| cache.clear(arenas));
     }
 
     /// Loads the next input frame.

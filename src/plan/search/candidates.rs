@@ -51,7 +51,7 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
 }
 
 /// Chunks of whole pairs in stages that keep them.
-pub fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
+fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
     let whole = |(stage, chunk): (usize, u64)| {
         if network.chunk_pairs(stage).are_kept(chunk) { (chunk / 2 * 2).max(2) } else { chunk }
     };

@@ -359,7 +359,8 @@ fn a_layer_waits_until_its_offloaded_weights_arrive() {
         let (weights, partial_sums) = (Some(into), PartialSums::NONE);
         Op::Conv(ConvOp { layer, layout, weights, input, frames: Vec::new(), statistics: false, partial_sums })
     };
-    let (mut arrivals, took) = (WeightArrivals::new(10.0), |seconds, moved| Estimate { seconds, moved, ..Estimate::default() });
+    let (mut arrivals, took) =
+        (WeightArrivals::new(10.0), |seconds, moved| Estimate { seconds, moved, ..Estimate::default() });
     // Two seconds each, one after the other.
     assert_eq!(arrivals.pass(&fetch(1), took(0.0, 20)).seconds, 0.0);
     assert_eq!(arrivals.pass(&fetch(2), took(0.0, 20)).seconds, 0.0);

@@ -1,6 +1,8 @@
 //! Tiles: parts of the image that run on their own and are faded into each other. Never exact, because norms and
 //! attention see a tile instead of the image; so tiles are the last resort, unless the host asks for them.
 
+use std::sync::Arc;
+
 use crate::model::Direction;
 
 /// Where tiles begin.
@@ -55,8 +57,8 @@ impl Span {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TileAxis {
     pub spans: Vec<Span>,
-    /// The weight of each output row (or column) of each span.
-    pub fades: Vec<Vec<f32>>,
+    /// The weight of each output row (or column) of each span. Inner spans share theirs, as there may be thousands.
+    pub fades: Vec<Arc<[f32]>>,
     /// The sum of the weights of all spans, for each output row of the image.
     pub weight: Vec<f32>,
 }
@@ -113,6 +115,9 @@ impl Grid {
     }
 }
 
+/// Length of a tile, and whether it fades at its start and at its end.
+type FadeKind = (u64, bool, bool);
+
 impl TileAxis {
     fn new(length: u64, side: u64, size: TileSize, scale: PixelScale, direction: Direction) -> TileAxis {
         let shared = (size.overlap / scale.latent).min(side - 1);
@@ -123,9 +128,16 @@ impl TileAxis {
         };
         let spans = size.spans(length, side, scale.latent);
         let mut weight = vec![0.0; (length * factor) as usize];
+        let mut known: Vec<(FadeKind, Arc<[f32]>)> = Vec::new();
         let fades = spans.iter().map(|span| {
-            let weights = fades((span.len() * factor) as usize, fade as usize, span.start > 0, span.end < length);
-            for (sum, weight) in weight[(span.start * factor) as usize..].iter_mut().zip(&weights) {
+            let kind: FadeKind = (span.len(), span.start > 0, span.end < length);
+            let same = known.iter().find(|(known, _)| *known == kind).map(|(_, weights)| Arc::clone(weights));
+            let weights = same.unwrap_or_else(|| {
+                let weights = fades((span.len() * factor) as usize, fade as usize, kind.1, kind.2);
+                known.push((kind, Arc::from(weights)));
+                Arc::clone(&known[known.len() - 1].1)
+            });
+            for (sum, weight) in weight[(span.start * factor) as usize..].iter_mut().zip(&*weights) {
                 *sum += weight;
             }
             weights

@@ -2,10 +2,11 @@
 //!
 //! Owns the division of a job into work items. Knows no memory.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::policy::SchedulePolicy;
-use super::tiles::{Grid, first_inner_last};
+use super::tiles::{Grid, TileAxis};
 use crate::ir::FrameShape;
 use crate::model::{Cone, Direction, Network};
 
@@ -63,12 +64,20 @@ impl ScheduleSpec {
 
     /// The input shapes of all tiles of a clip, each with the number of tiles that have it.
     pub fn tile_shapes(&self) -> Vec<(FrameShape, u64)> {
-        let (rows, columns) = self.grid.as_deref().map_or((1, 1), Grid::sides);
-        let of_row = |(row, like_row): (usize, usize)| {
-            first_inner_last(columns).into_iter().map(move |(column, like)| (row * columns + column, like_row * like))
+        let Some(grid) = self.grid.as_deref() else { return vec![(self.input, 1)] };
+        let counts = |axis: &TileAxis| {
+            let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+            axis.spans.iter().for_each(|span| *counts.entry(span.len()).or_default() += 1);
+            counts
         };
-        let kinds = first_inner_last(rows).into_iter().flat_map(of_row);
-        kinds.map(|(tile, like)| (self.input_region(Some(tile)).shape, like as u64)).collect()
+        let scale = self.network.latent_scale();
+        let (rows, columns) = (counts(&grid.rows), counts(&grid.columns));
+        let shape = |height: u64, width: u64| FrameShape::new(height * scale, width * scale, self.input.channels);
+        let of_row = |(height, n): (&u64, &u64)| {
+            let (height, n) = (*height, *n);
+            columns.iter().map(move |(width, m)| (shape(height, *width), n * m)).collect::<Vec<_>>()
+        };
+        rows.iter().flat_map(of_row).collect()
     }
 
     /// The largest part of a frame that a work item computes.

@@ -35,13 +35,12 @@ enum Sooner {
     Halfway,
 }
 
-/// Where frames lie.
+/// The offset of each frame of each kind of slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedLayout {
     /// The first slice of a periodic job that is like later ones.
     steady: Option<usize>,
-    /// By kind of slice and number of the frame in it.
-    offsets: HashMap<(usize, usize), u64>,
+    offsets: Vec<Vec<u64>>,
     bytes: u64,
 }
 
@@ -81,8 +80,13 @@ impl PackedLayout {
             starts.retain(|start| start.bytes <= least.saturating_add(least / PROMISING));
         }
         let best = starts.into_iter().min_by_key(|start| start.bytes).expect("there are several orders");
-        let offsets =
-            frames.iter().zip(best.offsets).map(|(frame, offset)| ((frame.kind, frame.index), offset)).collect();
+        let mut offsets: Vec<Vec<u64>> = Vec::new();
+        for (frame, offset) in frames.iter().zip(best.offsets) {
+            offsets.resize(offsets.len().max(frame.kind + 1), Vec::new());
+            // The frames of a kind come in the order of their indices.
+            debug_assert_eq!(offsets[frame.kind].len(), frame.index);
+            offsets[frame.kind].push(offset);
+        }
         PackedLayout { steady, offsets, bytes: best.bytes }
     }
 
@@ -96,7 +100,7 @@ impl PackedLayout {
 
     /// The offset of frame `index` of a slice; `None` if the rehearsal had none.
     pub fn offset(&self, slice: usize, index: usize) -> Option<u64> {
-        self.offsets.get(&(slice_kind(slice, self.steady), index)).copied()
+        self.offsets.get(slice_kind(slice, self.steady))?.get(index).copied()
     }
 }
 

@@ -3,16 +3,15 @@
 use super::sizes::Target;
 use super::work::{frame_work, layer_work, op_work};
 use crate::ir::{
-    BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location, Op,
+    BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location,
+    Op,
 };
 use crate::model::Network;
-use crate::plan::policy::{CACHE_FRAMES, SchedulePolicy};
+use crate::plan::policy::CACHE_FRAMES;
 
-/// Work, seconds and host traffic of some operations.
+/// Seconds and host traffic of some operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Estimate {
-    /// What they count towards the whole: see [`op_work`].
-    pub work: u64,
     pub seconds: f64,
     /// Bytes from and to host memory.
     pub moved: u64,
@@ -23,7 +22,6 @@ pub struct Estimate {
 impl Estimate {
     pub fn plus(self, more: Estimate) -> Estimate {
         Estimate {
-            work: self.work.saturating_add(more.work),
             seconds: self.seconds + more.seconds,
             moved: self.moved.saturating_add(more.moved),
             waited: self.waited + more.waited,
@@ -32,8 +30,8 @@ impl Estimate {
 
     /// `factor` times as much work, done in the same way.
     pub fn times(self, factor: f64) -> Estimate {
-        let [work, moved] = [self.work, self.moved].map(|number| (number as f64 * factor) as u64);
-        Estimate { work, seconds: self.seconds * factor, moved, waited: self.waited * factor }
+        let moved = (self.moved as f64 * factor) as u64;
+        Estimate { seconds: self.seconds * factor, moved, waited: self.waited * factor }
     }
 }
 
@@ -44,11 +42,8 @@ pub struct Moved {
     pub down: u64,
 }
 
-/// The cost of not keeping a layer's cache resident, in seconds of one latent period.
+/// The cost of not keeping a layer's cache resident, in seconds.
 pub struct OffloadCost {
-    pub layer: LayerId,
-    /// Bytes of a cached frame.
-    pub bytes: f64,
     /// Extra time if the cache is offloaded, and if it is recomputed.
     pub offloaded: f64,
     pub recomputed: f64,
@@ -56,6 +51,25 @@ pub struct OffloadCost {
     pub moving: f64,
     /// Time to copy the cache within the device.
     pub copying: f64,
+}
+
+/// The layer that can compute the input of a layer again: the head of its stage, or the first layer of its block.
+pub struct Rematerialiser {
+    pub layer: LayerId,
+    pub input: FrameShape,
+    /// Its outputs that are rematerialised in a chunk.
+    pub rematerialised: u64,
+}
+
+impl OffloadCost {
+    pub fn times(self, chunks: f64) -> OffloadCost {
+        OffloadCost {
+            offloaded: self.offloaded * chunks,
+            recomputed: self.recomputed * chunks,
+            moving: self.moving * chunks,
+            copying: self.copying * chunks,
+        }
+    }
 }
 
 /// Tracks when offloaded weights arrive while layers compute.
@@ -100,8 +114,7 @@ pub struct CostModel<'a> {
 
 impl CostModel<'_> {
     pub fn of<L: Location>(&self, op: &Op<L>) -> Estimate {
-        let work = op_work(op, self.network);
-        let computing = self.products(op, work) / self.target.profile.rates.products;
+        let computing = self.products(op, op_work(op, self.network)) / self.target.profile.rates.products;
         let (seconds, moved) = match op {
             Op::BandedConv(conv) => self.banded(conv, self.moved_by(op), computing),
             // Bound by its products, or by reading its input where it has few outputs.
@@ -117,7 +130,7 @@ impl CostModel<'_> {
             Op::Attention(_) => (computing * self.target.profile.attention_cost, 0),
             Op::Load(_) | Op::Blend(_) | Op::Store(_) => (computing, 0),
         };
-        Estimate { work, seconds, moved, waited: 0.0 }
+        Estimate { seconds, moved, waited: 0.0 }
     }
 
     /// Products at the device's rate that take as long. Pairs share products, but their kernel does fewer in a second;
@@ -173,21 +186,33 @@ impl CostModel<'_> {
 
     fn moved_by_bands<L: Location>(&self, conv: &BandedConvOp<L>) -> Moved {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
+        let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
-        let all = |frames: usize, bytes: u64| bytes.saturating_mul(frames as u64);
-        let cached = |frames: usize| all(frames, self.target.cached_bytes(host, conv.format));
-        let whole = |frames: usize, shape: FrameShape| all(frames, self.target.frame_bytes(shape));
-        let fetched = conv.cached().filter(|(_, frame)| frame.host.is_some()).count();
-        let fresh = conv.fresh().filter(|(_, frame)| frame.is_offloaded()).count();
-        let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut);
-        let shortcuts = shortcuts.filter(|shortcut| shortcut.from.is_offloaded()).count();
-        let added = whole(shortcuts, output.with_channels(conv.layout.shortcut.unwrap_or(0)));
-        let written = conv.cache_writes().filter(|(_, to)| to.host.is_some()).count();
-        let outputs = conv.frames.iter().filter(|frame| frame.out.is_offloaded()).count();
-        Moved {
-            up: cached(fetched).saturating_add(whole(fresh, conv.input)).saturating_add(added),
-            down: cached(written).saturating_add(whole(outputs, output)),
+        let mut moved = Moved::default();
+        let add = |total: &mut u64, bytes: u64| *total = total.saturating_add(bytes);
+        for input in &conv.inputs {
+            match input.from {
+                BandSource::Cached(frame) if frame.host.is_some() => {
+                    add(&mut moved.up, self.target.cached_bytes(host, conv.format));
+                }
+                BandSource::Fresh(frame) if frame.is_offloaded() => {
+                    add(&mut moved.up, self.target.frame_bytes(conv.input));
+                }
+                BandSource::Cached(_) | BandSource::Fresh(_) => {}
+            }
+            if input.cached_to.is_some_and(|to| to.host.is_some()) {
+                add(&mut moved.down, self.target.cached_bytes(host, conv.format));
+            }
         }
+        for frame in &conv.frames {
+            if frame.shortcut.is_some_and(|shortcut| shortcut.from.is_offloaded()) {
+                add(&mut moved.up, self.target.frame_bytes(shortcut));
+            }
+            if frame.out.is_offloaded() {
+                add(&mut moved.down, self.target.frame_bytes(output));
+            }
+        }
+        moved
     }
 
     fn banded<L: Location>(&self, conv: &BandedConvOp<L>, moved: Moved, computing: f64) -> (f64, u64) {
@@ -216,28 +241,19 @@ impl CostModel<'_> {
         computing + self.target.profile.rates.copy_contention * moving
     }
 
-    /// The cost of taking the cache of `layer` off the device. `shapes`: of the inputs of all layers.
-    pub fn offload_cost(&self, policy: &SchedulePolicy, layer: LayerId, shapes: &[FrameShape]) -> OffloadCost {
-        let (network, input, stage) = (self.network, shapes[layer], self.network.stage_of(layer));
-        let cache = CACHE_FRAMES * self.target.cached_bytes(input, network.layers[layer].cache);
-        // The layer that can compute its input again: the first one of its block, or of its stage.
-        let by = policy.rematerialised_for(network, layer);
-        let rematerialised = by.map_or(0, |by| policy.layers[by].rematerialised);
-        let by = by.unwrap_or(network.stages[stage].head());
-        let frames = policy.chunks[stage];
+    /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
+    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, by: &Rematerialiser) -> OffloadCost {
+        let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
         let computing = self.convolving(layer, input, frames)
-            + self.convolving(by, shapes[by], rematerialised)
+            + self.convolving(by.layer, by.input, by.rematerialised)
             + self.passes(input, frames as usize);
         let moving = self.moving(Moved { up: cache, down: cache });
         let copying = self.passes(input, CACHE_FRAMES as usize);
-        let chunks = network.later_stage_frames(network.geometry.time)[stage] as f64 / frames as f64;
         OffloadCost {
-            layer,
-            bytes: self.target.frame_bytes(input) as f64,
-            offloaded: (moving - self.slowed(computing, moving)).max(0.0) * chunks,
-            recomputed: (self.convolving(by, shapes[by], CACHE_FRAMES) + copying) * chunks,
-            moving: moving * chunks,
-            copying: copying * chunks,
+            offloaded: (moving - self.slowed(computing, moving)).max(0.0),
+            moving,
+            copying,
+            recomputed: self.convolving(by.layer, by.input, CACHE_FRAMES) + copying,
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::candidates::{
@@ -48,7 +47,8 @@ const TIME_STEP: f64 = 0.005;
 /// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
 const MAX_WEIGHT_WAIT: f64 = TIME_STEP;
 
-/// One share more of a layer's cache on the device, and the seconds that a byte of it saves.
+/// More columns of a layer's cache on the device, and the seconds that a byte of them saves.
+#[derive(Clone, Copy)]
 struct ResidencyStep {
     gain: f64,
     layer: LayerId,
@@ -244,15 +244,17 @@ impl<'a> Search<'a> {
         plan.fits(self.limit, self.request.host_limit)
     }
 
-    /// The lower bound of a policy: in the first order that fits, else in the last one. `None` if the search is cancelled.
-    fn tried(&self, policy: SchedulePolicy) -> Option<Plan> {
+    /// The first order of a policy whose lower bound fits.
+    fn first_that_fits(&self, policy: SchedulePolicy) -> Tried {
         let whole_output = self.grid.is_none() || self.output_fits();
         let mut specs = self.specs(&Arc::new(policy));
         specs.retain(|spec| whole_output || spec.order == ItemOrder::SliceBySlice);
-        let mut tried = None;
+        let mut tried = Tried { plan: None, bytes: None };
         for spec in specs {
-            tried = self.rehearsed(spec);
-            if tried.as_ref().is_none_or(|plan| self.fits(plan)) {
+            let Some(plan) = self.rehearsed(spec) else { break };
+            tried.bytes = Some(plan.device_bytes());
+            if self.fits(&plan) {
+                tried.plan = Some(plan);
                 break;
             }
         }
@@ -302,19 +304,20 @@ impl<'a> Search<'a> {
     /// A policy with as many materialised frames of `stage` as fit with every cache offloaded, and its rank.
     fn most_materialised(&self, policy: SchedulePolicy, stage: Option<usize>) -> Option<(Rank, SchedulePolicy)> {
         let network = &*self.request.network;
-        let with = |frames: usize| match stage {
-            Some(stage) => policy.with_materialised(network, stage, frames as u64),
-            None => policy.clone(),
-        };
-        let shapes = network.input_shapes(self.request.input_frame());
-        let bytes = stage.map_or(vec![0], |stage| {
-            let head = network.stages[stage].head();
-            let frame = self.target.frame_bytes(network.layers[head].output_shape(shapes[head]));
-            (0..=policy.chunks[stage]).map(|frames| frame.saturating_mul(frames)).collect()
-        });
-        let tried = |frames: usize| self.tried(without_caches(self.request, &with(frames), &self.target));
-        let (frames, found) = self.most_that_fits(bytes.len() - 1, &bytes, tried)?;
-        Some((rank(&found), with(frames)))
+        let tried = |policy: &SchedulePolicy| self.first_that_fits(without_caches(self.request, policy, &self.target));
+        let all = tried(&policy).plan;
+        let (Some(stage), None) = (stage, &all) else { return all.map(|found| (rank(&found), policy)) };
+        let with = |frames: usize| tried(&policy.with_materialised(network, stage, frames as u64));
+        let none = with(0);
+        let head = network.stages[stage].head();
+        let input = network.input_shapes(self.request.input_frame())[head];
+        let frame = self.target.frame_bytes(network.layers[head].output_shape(input));
+        let most = policy.chunks[stage] as usize - 1;
+        let fit = Fit { limit: self.limit, fits: 0, most, bytes: &|frames| frame.saturating_mul(frames as u64) };
+        let fewest = none.plan?;
+        let (frames, found) = fit.most(none.bytes.map(|bytes| (0, bytes)), with);
+        let policy = policy.with_materialised(network, stage, frames as u64);
+        Some((rank(&found.unwrap_or(fewest)), policy))
     }
 
     /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would
@@ -322,66 +325,53 @@ impl<'a> Search<'a> {
     fn most_resident(&self, policy: &SchedulePolicy) -> Option<Plan> {
         let policy = without_caches(self.request, policy, &self.target);
         let steps = self.residency_steps(&policy);
-        let with = |count: usize| {
+        let with = |count: usize, last: Option<ResidencyStep>| {
             let mut policy = policy.clone();
-            for &ResidencyStep { layer, resident_shares, .. } in &steps[..count] {
+            for ResidencyStep { layer, resident_shares, .. } in steps[..count].iter().copied().chain(last) {
                 policy.layers[layer].cache = Placement::Columns { resident_shares };
             }
-            self.tried(policy)
+            self.first_that_fits(policy)
         };
-        let shapes = self.request.network.input_shapes(self.request.input_frame());
-        let (mut of_layer, mut bytes) = (vec![0; policy.layers.len()], vec![0]);
-        for &ResidencyStep { layer, resident_shares, .. } in &steps {
-            let own = self.resident_bytes(layer, shapes[layer], resident_shares);
-            bytes.push(bytes[bytes.len() - 1] + own - std::mem::replace(&mut of_layer[layer], own));
+        let (mut of_layer, mut of_steps) = (vec![0; policy.layers.len()], vec![0]);
+        for step in &steps {
+            let bytes = self.resident_bytes(step.layer, step.resident_shares);
+            of_steps.push(of_steps[of_steps.len() - 1] + bytes - std::mem::replace(&mut of_layer[step.layer], bytes));
         }
-        self.most_that_fits(bytes.len() / 2, &bytes, with).map(|(_, plan)| plan)
-    }
-
-    /// The largest number whose plan fits, and that plan. `bytes`: of each number, about what it takes beside the rest.
-    /// After `first`, each try tells where the next one should be. Bisects if that leads nowhere.
-    fn most_that_fits(
-        &self,
-        first: usize,
-        bytes: &[u64],
-        with: impl Fn(usize) -> Option<Plan>,
-    ) -> Option<(usize, Plan)> {
-        let (mut least, mut too_many, mut next, mut found) = (0, bytes.len(), first, None);
-        let mut guesses = 0..MAX_GUESSES;
-        while least < too_many {
-            let plan = with(next)?;
-            let rest = plan.device_bytes().saturating_sub(bytes[next]);
-            if self.fits(&plan) {
-                (least, found) = (next + 1, Some((next, plan)));
-            } else {
-                too_many = next;
-            }
-            let guess = bytes.partition_point(|more| rest.saturating_add(*more) <= self.limit).saturating_sub(1);
-            let middle = (least + too_many) / 2;
-            next = guesses.next().map_or(middle, |_| guess).min(too_many.saturating_sub(1)).max(least);
-        }
-        found
+        let fit = Fit { limit: self.limit, fits: 0, most: steps.len(), bytes: &|count| of_steps[count] };
+        let (count, found) = fit.most(None, |count| with(count, None));
+        // And as much of the next one as fits.
+        let next = steps.get(count).filter(|step| policy.layers[step.layer].cache == Placement::HOST);
+        let Some(&next) = next else { return found };
+        let before = steps[..count].iter().filter(|step| step.layer == next.layer);
+        let least = before.map(|step| usize::from(step.resident_shares)).max().unwrap_or(0);
+        let of_shares = |shares: usize| self.resident_bytes(next.layer, shares as u8);
+        let most = usize::from(next.resident_shares) - 1;
+        let fit = Fit { limit: self.limit, fits: least, most, bytes: &of_shares };
+        let known = found.as_ref().map(|found| (least, found.device_bytes()));
+        let (_, more) =
+            fit.most(known, |shares| with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next })));
+        more.or(found)
     }
 
     /// About what the resident columns of a layer's cache take.
-    fn resident_bytes(&self, layer: LayerId, input: FrameShape, resident_shares: u8) -> u64 {
+    fn resident_bytes(&self, layer: LayerId, resident_shares: u8) -> u64 {
+        let network = &self.request.network;
+        let input = network.input_shapes(self.request.input_frame())[layer];
         let columns = Placement::Columns { resident_shares }.columns(input.width, self.target.profile.column_step);
         let part = FrameShape { width: columns.resident_width(), ..input };
-        CACHE_FRAMES * self.target.cached_bytes(part, self.request.network.layers[layer].cache)
+        CACHE_FRAMES * self.target.cached_bytes(part, network.layers[layer].cache)
     }
 
-    /// Steps of residency, share by share: those first that save the most seconds for their bytes.
+    /// Steps of residency, those first that save the most seconds for their bytes.
     fn residency_steps(&self, policy: &SchedulePolicy) -> Vec<ResidencyStep> {
         const SHARES: f64 = Placement::SHARES as f64;
         let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
         let shapes = self.request.network.input_shapes(self.request.input_frame());
         let mut steps: Vec<ResidencyStep> = Vec::new();
         for LayerOffload { layer, cost, bytes } in offload_costs(self.request, policy, &self.target) {
-            let mut add = |gain: f64, shares: RangeInclusive<u8>| {
-                steps.extend(shares.map(|resident_shares| ResidencyStep { gain, layer, resident_shares }));
-            };
+            let mut add = |gain: f64, resident_shares: u8| steps.push(ResidencyStep { gain, layer, resident_shares });
             if policy.layers[layer].cache == Placement::Recomputed {
-                add(cost.recomputed / bytes, Placement::SHARES..=Placement::SHARES);
+                add(cost.recomputed / bytes, Placement::SHARES);
                 continue;
             }
             // Resident columns are copied within the device; the rest can move during that time.
@@ -389,10 +379,9 @@ impl<'a> Search<'a> {
             let shares = Placement::shares_for(waiting, shapes[layer].width, column_step);
             let resident = f64::from(shares) / SHARES;
             if shares > 0 {
-                let gain = (cost.offloaded - cost.copying * resident) / (bytes * resident);
-                add(gain, 1..=shares);
+                add((cost.offloaded - cost.copying * resident) / (bytes * resident), shares);
                 // More than that only reduces copy contention.
-                add(gain.min((contention * cost.moving - cost.copying) / bytes), shares + 1..=Placement::SHARES);
+                add((contention * cost.moving - cost.copying) / bytes, Placement::SHARES);
             }
         }
         steps.retain(|step| step.gain > 0.0);
@@ -440,4 +429,49 @@ fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<u
     let mut fewer = vec![most, most * 2 / 3, most / 3];
     fewer.dedup();
     fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
+}
+
+/// A policy that was rehearsed: the plan if it fits, and what it takes.
+struct Tried {
+    plan: Option<Plan>,
+    /// `None` if nothing was rehearsed.
+    bytes: Option<u64>,
+}
+
+/// How much fits. `fits` is known to fit; up to `most` is tried.
+struct Fit<'a> {
+    limit: u64,
+    fits: usize,
+    most: usize,
+    /// About what each number takes beside the rest.
+    bytes: &'a dyn Fn(usize) -> u64,
+}
+
+impl Fit<'_> {
+    /// Returns how many fit, and the plan with these. Each try tells where the next one should be: memory grows with
+    /// the bytes that are resident. `known`: a number, and what it takes. Bisects if that leads nowhere.
+    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Tried) -> (usize, Option<Plan>) {
+        let (mut fits, mut too_many, mut found, mut known) = (self.fits, self.most + 1, None, known);
+        let mut tries = 0;
+        while fits + 1 < too_many {
+            let middle = (fits + too_many) / 2;
+            let guess = known.filter(|_| tries < MAX_GUESSES).map(|(at, bytes)| self.guess(at, bytes));
+            let next = guess.unwrap_or(middle).clamp(fits + 1, too_many - 1);
+            let tried = with(next);
+            known = tried.bytes.map(|bytes| (next, bytes));
+            tries += 1;
+            match tried.plan {
+                Some(more) => (found, fits) = (Some(more), next),
+                None => too_many = next,
+            }
+        }
+        (fits, found)
+    }
+
+    /// The most that should fit where `at` takes `bytes`.
+    fn guess(&self, at: usize, bytes: u64) -> usize {
+        let rest = bytes.saturating_sub((self.bytes)(at));
+        let numbers: Vec<usize> = (0..=self.most).collect();
+        numbers.partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= self.limit).saturating_sub(1)
+    }
 }

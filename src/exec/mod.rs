@@ -264,7 +264,7 @@ pub struct Allocators {
 }
 
 /// A session of a checkpoint on one device, or on several that divide the work. The first call that needs weights loads
-/// them; other sessions of the same file on the same device share them. `log`: hears of devices that `auto` passes over.
+/// them; other sessions of the same file on the same device share them. `log` is told which devices `auto` passes over.
 pub fn open(
     devices: &[DeviceName],
     checkpoint: &Checkpoint,

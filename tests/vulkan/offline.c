@@ -1,4 +1,4 @@
-// Compiles the matrix kernels for a card that is not here, with a driver that needs none, so that it prints what it made.
+// Compiles the matrix kernels with a driver that needs no card. The driver prints what it made.
 // `offline.sh` says how it is built and run.
 //   offline SUBGROUP SHARED_BYTES SHADER.spv THREADS...     a shader, and the threads of its workgroup
 #include <stdint.h>

@@ -229,8 +229,8 @@ namespace VideoVae
             /// <summary>
             /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
             /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all CUDA devices. "vulkan:0", ... are GPUs through Vulkan.
-            /// "auto" is the first CUDA device; else a discrete GPU with matrix units through Vulkan; else, or if that cannot be
-            /// opened, the CPU. vvae_handle_device says which. Tensors in host memory are taken by all of them.
+            /// "auto" is the first CUDA device. Without one it is a discrete GPU with matrix units through Vulkan. Without that
+            /// too, or if it cannot be opened, it is the CPU. vvae_handle_device says which. All take tensors in host memory.
             /// </summary>
             public byte* device;
             /// <summary>

@@ -216,7 +216,7 @@ void main() {
         }
         at = next;
     }
-    // To the threads that the epilogue wants them in: 32 channels at a time. Not unrolled: code that runs once is slow to fetch.
+    // To the threads that the epilogue wants them in: 32 channels at a time. A loop, so that its code is short.
     const OutFrame frame = p.frame[tile.frame];
     [[dont_unroll]] for (int pair = 0; pair < PAIRS; ++pair) {
         barrier();

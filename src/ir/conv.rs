@@ -122,17 +122,12 @@ pub struct ConvLayout {
     pub norm: Norm,
     /// The slabs of pairs, if pairs of output frames share products.
     pub pairs: Option<PairSlabs>,
+    /// The slab of a clip's first frame, where that has one of its own: the sum of all temporal taps. The frame has one
+    /// term, and no other frame has the slab.
+    pub first_frame_slab: Option<u8>,
 }
 
 impl ConvLayout {
-    /// The slab of a clip's first frame, where that has one of its own: the sum of all temporal taps. The frame has one
-    /// term, and no other frame has the slab. It comes after those of the steady state. After frames of zeros, the first
-    /// frame shares its slab with others.
-    pub fn first_frame_slab(&self) -> Option<u8> {
-        const STEADY_SLABS: u64 = 4;
-        (self.window == Window::Same && self.slabs == STEADY_SLABS + 1).then_some(STEADY_SLABS as u8)
-    }
-
     /// Elements of one bias vector with all its phases and edges.
     pub const fn bias_elements(&self) -> u64 {
         self.cout * if matches!(self.window, Window::Up) { 16 } else { 1 }

@@ -16,12 +16,19 @@ impl PinnedBytes {
     }
 }
 
+/// The part of a job's device block that bands share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BandBuffers {
+    pub offset: u64,
+    pub bytes: u64,
+}
+
 /// Parts of a job's device block that belong to no frame, as offsets. They are the same for all operations of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
     pub scratch: u64,
-    /// Offset and bytes of the band buffers. Bands of one operation are in flight while the next one starts.
-    pub bands: (u64, u64),
+    /// The band buffers. Bands of one operation are in flight while the next one starts.
+    pub bands: BandBuffers,
     /// Staging buffers on the device, for input and for output.
     pub staging: [u64; 2],
 }

@@ -18,7 +18,7 @@ mod view;
 
 pub use conv::{ConvLayout, ConvSource, EachSlab, LayerId, Norm, PairSlabs, Prologue, WeightBlock, WeightPart, Window};
 pub use dtype::{DType, TensorKind};
-pub use host_memory::{Buffers, PinnedBytes};
+pub use host_memory::{BandBuffers, Buffers, PinnedBytes};
 pub use level::{AddOp, AddedFrame, PoolOp, PooledFrame, Repeat};
 pub use location::{CacheFormat, CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, SplitColumns};
 pub use op::{

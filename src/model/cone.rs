@@ -175,7 +175,7 @@ mod tests {
     /// The input frames of a layer that its outputs `frames` read.
     fn read_by(network: &Network, layer: LayerId, frames: &BTreeSet<u64>) -> BTreeSet<u64> {
         let recipe = |frame: &u64| network.layers[layer].time.recipe(*frame);
-        frames.iter().flat_map(|f| recipe(f).terms().iter().map(|(t, _)| *t).collect::<Vec<_>>()).collect()
+        frames.iter().flat_map(|f| recipe(f).terms().iter().map(|term| term.input).collect::<Vec<_>>()).collect()
     }
 
     /// The definition: frame by frame, which outputs of each layer a range depends on, and which inputs.

@@ -14,5 +14,5 @@ pub use checkpoint::Checkpoint;
 pub use cone::{Cone, FrameRange};
 pub use families::Model;
 pub use geometry::{Direction, Geometry};
-pub use lower::{Recipe, Recipes, pair_of};
+pub use lower::{Recipe, RecipeTerm, Recipes, pair_of};
 pub use network::{ChunkPairs, Layer, LevelMap, LevelShortcut, Network, Reader, Role, Source, Stage};

@@ -9,7 +9,7 @@ use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals
 use super::request::Request;
 use super::schedule::{Purpose, Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
-use crate::ir::{Buffers, PinnedBytes, Rates, Shape};
+use crate::ir::{BandBuffers, Buffers, PinnedBytes, Rates, Shape};
 use crate::model::{Direction, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
@@ -190,7 +190,7 @@ impl Plan {
         let staging = self.bands_offset() + self.bands;
         Buffers {
             scratch: self.arenas.device.bytes(),
-            bands: (self.bands_offset(), self.bands),
+            bands: BandBuffers { offset: self.bands_offset(), bytes: self.bands },
             staging: [staging, staging + self.staging[0]],
         }
     }

@@ -164,8 +164,8 @@ fn regions(plan: &Plan) -> Vec<Region> {
     vec![
         device(Content::Weights, 0, weights),
         device(Content::Activations, weights, buffers.scratch),
-        device(Content::Scratch, weights + buffers.scratch, bands.0 - buffers.scratch),
-        device(Content::Bands, weights + bands.0, bands.1),
+        device(Content::Scratch, weights + buffers.scratch, bands.offset - buffers.scratch),
+        device(Content::Bands, weights + bands.offset, bands.bytes),
         device(Content::Staging, staging, end - staging),
         device(Content::PageTables, end, plan.mapping_bytes()),
         host(Content::Activations, 0, pinned.offloaded),

@@ -16,8 +16,8 @@ use super::{Cuda, JobMemory};
 use crate::backend::{DeviceAllocator, DeviceFacts, Execution, Note, RunArgs, Stop, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
-    Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Norm, NormaliseOp, Offsets, Op, PairCosts,
-    PairSlabs, PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
+    BandBuffers, Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Norm, NormaliseOp, Offsets, Op,
+    PairCosts, PairSlabs, PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
 };
 
 /// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
@@ -151,6 +151,7 @@ fn layout(channels: u64, pairs: bool) -> ConvLayout {
         biases: 1,
         norm: Norm::Group { groups: GROUPS },
         pairs: pairs.then_some(PAIRS),
+        first_frame_slab: None,
     }
 }
 
@@ -272,7 +273,7 @@ impl<'a, 'b> Prober<'a, 'b> {
             memory.block.write_all(stream, fill(frames.frame_bytes).map(|(at, values)| (start + at, values)))?;
         }
         block.write_all(stream, fill(total))?;
-        let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: (0, 0), staging: [0; 2] };
+        let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: BandBuffers::default(), staging: [0; 2] };
         Ok(Prober { gpu, memory, weights, buffers, stop })
     }
 

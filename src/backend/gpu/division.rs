@@ -18,8 +18,8 @@ use std::ops::Range;
 use super::rows::{self, BANDS_IN_FLIGHT, REMATERIALISED_LEAD, RowSizes};
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandPart, BandSource, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, DeviceOffset,
-    FrameRef, FrameShape, HostOffset, Offsets, Shortcut, Term,
+    BandBuffers, BandPart, BandSource, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame,
+    DeviceOffset, FrameRef, FrameShape, HostOffset, Offsets, Shortcut, Term,
 };
 
 pub struct BandRows {
@@ -106,8 +106,7 @@ impl RowsAt {
 /// A convolution, and where in a band buffer the rows of its frames lie.
 pub struct Division<'a, S> {
     pub op: &'a BandedConvOp<Offsets>,
-    /// Offset and bytes of all band buffers.
-    bands: (u64, u64),
+    bands: BandBuffers,
     /// Rows of a band.
     pub rows: u64,
     pub output: FrameShape,
@@ -119,12 +118,12 @@ pub struct Division<'a, S> {
 impl<'a, S: RowSizes> Division<'a, S> {
     /// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of
     /// the job want.
-    pub fn new(sizes: S, op: &'a BandedConvOp<Offsets>, bands: (u64, u64)) -> Result<Division<'a, S>> {
+    pub fn new(sizes: S, op: &'a BandedConvOp<Offsets>, bands: BandBuffers) -> Result<Division<'a, S>> {
         let (shape, parts) = (op.band_shape(), op.band_parts().collect::<Vec<_>>());
         let bytes = |rows: u64| parts.iter().map(|part| sizes.band_part_bytes(&shape, *part, rows)).sum::<u64>();
-        let fit = rows::possible_band_rows(op.input).take_while(|rows| bytes(*rows) <= bands.1 / BANDS_IN_FLIGHT);
+        let fit = rows::possible_band_rows(op.input).take_while(|rows| bytes(*rows) <= bands.bytes / BANDS_IN_FLIGHT);
         let most = fit.last();
-        let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", bands.1)))?;
+        let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", bands.bytes)))?;
         let rows = rows::even_band_rows(op.input, most);
         let mut end = 0;
         let placed = parts.into_iter().map(|part| {
@@ -138,7 +137,7 @@ impl<'a, S: RowSizes> Division<'a, S> {
 
     /// Where a band buffer begins.
     pub fn buffer(&self, index: usize) -> u64 {
-        self.bands.0 + index as u64 * (self.bands.1 / BANDS_IN_FLIGHT)
+        self.bands.offset + index as u64 * (self.bands.bytes / BANDS_IN_FLIGHT)
     }
 
     /// Bytes of an input's part.

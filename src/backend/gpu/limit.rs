@@ -108,6 +108,7 @@ mod tests {
             biases: 1,
             norm: Norm::Group { groups: 32 },
             pairs: None,
+            first_frame_slab: None,
         };
         let (full_hd, ultra_hd) = (FrameShape::new(1080, 1920, 128), FrameShape::new(2160, 3840, 128));
         let launches = |limit: LaunchLimit, shape: FrameShape, frames: u64| {

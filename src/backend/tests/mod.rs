@@ -6,8 +6,8 @@ pub mod pixels;
 use super::cpu::Cpu;
 use super::{Backend, Residency, RunArgs};
 use crate::ir::{
-    Affine, Buffers, ConvFrame, ConvLayout, DType, DeviceOffset, FrameShape, LoadTensor, Norm, Offsets, Op,
-    PinnedBytes, Prologue, StoreTensor, TensorDevice, Term, View, Window,
+    Affine, BandBuffers, Buffers, ConvFrame, ConvLayout, DType, DeviceOffset, FrameShape, LoadTensor, Norm, Offsets,
+    Op, PinnedBytes, Prologue, StoreTensor, TensorDevice, Term, View, Window,
 };
 use crate::testing::{Lcg, SlabSource};
 
@@ -82,6 +82,7 @@ pub fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLa
         biases: 2,
         norm: Norm::Group { groups: if cin.is_multiple_of(8) && cout.is_multiple_of(8) { 8 } else { 1 } },
         pairs: None,
+        first_frame_slab: None,
     }
 }
 
@@ -126,7 +127,7 @@ impl<'a, B: RawMemory> KernelJob<'a, B> {
         let Room { scratch, staging, bands, offloaded } = room;
         let buffers = Buffers {
             scratch: places.take(scratch).0,
-            bands: (places.take(bands).0, bands),
+            bands: BandBuffers { offset: places.take(bands).0, bytes: bands },
             staging: [0; 2].map(|_| places.take(staging).0),
         };
         let host = PinnedBytes { load: 2 * staging, store: 2 * staging, offloaded };

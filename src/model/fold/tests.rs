@@ -94,7 +94,8 @@ type Folded = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
 /// The slabs of an output frame, and the sum of input frames that each is applied to.
 fn slab_inputs(layer: &Layer, frame: u64) -> Vec<(u8, Vec<(u64, f64)>)> {
-    let terms = layer.time.recipe(frame).terms().to_vec();
+    let recipe = layer.time.recipe(frame);
+    let terms: Vec<(u64, u8)> = recipe.terms().iter().map(|term| (term.input, term.slab)).collect();
     // Upsamplers halve sums of frames.
     let half = if layer.layout.window == Window::Up { 0.5 } else { 1.0 };
     let (sum, difference) = (|x, y| vec![(x, half), (y, half)], |x, y| vec![(x, half), (y, -half)]);

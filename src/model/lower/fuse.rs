@@ -186,8 +186,14 @@ impl Fuser<'_> {
                 .refuse(id, "follows another kind of convolution than one over time; no backend computes it yet");
         }
         let time = Recipes::new(TimeRule { split, ..layer.time.rule });
-        (layer.layout.cout, layer.layout.slabs) = (channels, time.slabs().len() as u64);
-        (layer.layout.biases, layer.time, *node) = (time.biases().len() as u64, Arc::new(time), id);
+        layer.layout = ConvLayout {
+            cout: channels,
+            slabs: time.slabs().len() as u64,
+            biases: time.biases().len() as u64,
+            first_frame_slab: time.first_frame_slab(),
+            ..layer.layout
+        };
+        (layer.time, *node) = (Arc::new(time), id);
         self.values[id] = Some(Source::Layer(at));
         Ok(())
     }
@@ -318,6 +324,7 @@ impl Fuser<'_> {
             biases: time.biases().len() as u64,
             norm: self.norm,
             pairs: None,
+            first_frame_slab: time.first_frame_slab(),
         };
         Ok(Layer {
             layout,

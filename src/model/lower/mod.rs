@@ -20,7 +20,7 @@ mod tests;
 pub use pairs::{pair_layers, pair_upsamplers, pairable_layers};
 #[cfg(test)]
 pub use recipes::PAIR_SLABS;
-pub use recipes::{Pairs, Product, Recipe, Recipes, Slab, TimeRule, pair_of};
+pub use recipes::{Pairs, Product, Recipe, RecipeTerm, Recipes, Slab, TimeRule, pair_of};
 
 use super::geometry::{Direction, Geometry};
 use super::graph::Graph;

@@ -36,6 +36,7 @@ fn rewrite(layer: &mut Layer, pairs: Pairs) {
     layer.time = Arc::new(Recipes::new(TimeRule { pairs, ..layer.time.rule }));
     layer.layout.pairs = Some(PAIR_SLABS);
     layer.layout.slabs = layer.time.slabs().len() as u64;
+    layer.layout.first_frame_slab = layer.time.first_frame_slab();
 }
 
 /// Stages with two or more frames a latent.

@@ -53,11 +53,18 @@ pub fn pair_of(frame: u64) -> u64 {
     frame.div_ceil(2)
 }
 
+/// One summand of an output frame: an input frame, by its number, and the slab that it is convolved with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecipeTerm {
+    pub input: u64,
+    pub slab: u8,
+}
+
 /// The terms and the bias of an output frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recipe {
-    /// (input frame, slab), oldest first.
-    terms: [(u64, u8); MAX_TERMS],
+    /// Oldest first.
+    terms: [RecipeTerm; MAX_TERMS],
     len: u8,
     pub bias: u8,
     /// Whether it is no sum: the output frame is the input frame of its only term.
@@ -67,13 +74,13 @@ pub struct Recipe {
 const MAX_TERMS: usize = 3;
 
 impl Recipe {
-    pub fn terms(&self) -> &[(u64, u8)] {
+    pub fn terms(&self) -> &[RecipeTerm] {
         &self.terms[..usize::from(self.len)]
     }
 
     /// The same with input frames that are so much later.
     fn later(mut self, frames: u64) -> Recipe {
-        self.terms.iter_mut().for_each(|(frame, _)| *frame += frames);
+        self.terms.iter_mut().for_each(|term| term.input += frames);
         self
     }
 }
@@ -189,11 +196,11 @@ impl Recipes {
             for (product, input) in taps {
                 input.into_iter().for_each(|input| merged.entry(input).or_default().push(product));
             }
-            let slab = |(input, products): (u64, Vec<Product>)| {
+            let term = |(input, products): (u64, Vec<Product>)| {
                 let factors = vec![1.0; products.len()];
                 (input, number_of(&mut slabs, Slab { products, factors }))
             };
-            let terms: Vec<(u64, u8)> = merged.into_iter().map(slab).collect();
+            let terms: Vec<(u64, u8)> = merged.into_iter().map(term).collect();
             recipe_of(&terms, number_of(&mut biases, all))
         };
         let steady = (early..early + period).map(&mut recipe).collect();
@@ -253,12 +260,12 @@ impl Recipes {
     /// The oldest input frame that output frame `frame` or a later one reads: no recipe reaches further back than an
     /// earlier one.
     pub fn oldest(&self, frame: u64) -> u64 {
-        self.recipe(frame).terms()[0].0
+        self.recipe(frame).terms()[0].input
     }
 
     /// Where the input ends that output frame `frame` reads.
     pub fn input_end(&self, frame: u64) -> u64 {
-        self.recipe(frame).terms().last().map_or(0, |(input, _)| input + 1)
+        self.recipe(frame).terms().last().map_or(0, |term| term.input + 1)
     }
 
     /// Output frames that `inputs` input frames suffice for.
@@ -276,6 +283,14 @@ impl Recipes {
 
     pub fn slabs(&self) -> &[Slab] {
         &self.slabs
+    }
+
+    /// The slab of the first frame, if that has one term and no other frame has its slab.
+    pub fn first_frame_slab(&self) -> Option<u8> {
+        let (first, others) = (self.recipe(0), self.early.iter().skip(1).chain(&self.steady));
+        let [RecipeTerm { slab, .. }] = *first.terms() else { return None };
+        let is_own = !self.early.is_empty() && others.flat_map(Recipe::terms).all(|term| term.slab != slab);
+        (is_own && !first.is_passed).then_some(slab)
     }
 
     pub fn biases(&self) -> &[Vec<Product>] {
@@ -319,9 +334,10 @@ impl Recipes {
     }
 }
 
+/// `terms`: input frames and their slabs, oldest first.
 fn recipe_of(terms: &[(u64, u8)], bias: u8) -> Recipe {
-    let mut all = [(0, 0); MAX_TERMS];
-    all[..terms.len()].copy_from_slice(terms);
+    let mut all = [RecipeTerm::default(); MAX_TERMS];
+    all.iter_mut().zip(terms).for_each(|(term, (input, slab))| *term = RecipeTerm { input: *input, slab: *slab });
     Recipe { terms: all, len: terms.len() as u8, bias, is_passed: false }
 }
 

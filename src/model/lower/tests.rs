@@ -51,6 +51,11 @@ fn history(rule: TimeRule, frame: u64) -> Vec<(u64, Product)> {
     (0..rule.axis.kernel as i64).filter_map(read).collect()
 }
 
+/// The terms of a recipe: input frames and slabs.
+fn pairs_of(recipe: &Recipe) -> Vec<(u64, u8)> {
+    recipe.terms().iter().map(|term| (term.input, term.slab)).collect()
+}
+
 #[test]
 fn recipes_have_exactly_the_products_of_the_definition() {
     for rule in RULES {
@@ -59,12 +64,13 @@ fn recipes_have_exactly_the_products_of_the_definition() {
             let recipe = recipes.recipe(frame);
             assert_eq!(recipe.is_passed, frame == 0 && rule.passes_first(), "{rule:?} frame {frame}");
             if recipe.is_passed {
-                assert_eq!(recipe.terms()[0].0, 0);
+                assert_eq!(recipe.terms()[0].input, 0);
                 continue;
             }
             let mut found: Vec<(u64, Product)> = Vec::new();
-            for (input, slab) in recipe.terms() {
-                found.extend(recipes.slabs()[usize::from(*slab)].products.iter().map(|product| (*input, *product)));
+            for term in recipe.terms() {
+                let slab = &recipes.slabs()[usize::from(term.slab)];
+                found.extend(slab.products.iter().map(|product| (term.input, *product)));
             }
             found.sort_unstable_by_key(|(_, product)| *product);
             assert_eq!(found, history(rule, frame), "{rule:?} frame {frame}");
@@ -73,7 +79,7 @@ fn recipes_have_exactly_the_products_of_the_definition() {
             // The convolution has its whole bias where some of its taps fall on zeros.
             assert!(products.iter().all(|product| bias.contains(product)), "bias of {rule:?} frame {frame}");
             assert_eq!(bias.len() as u64, rule.axis.kernel, "bias of {rule:?} frame {frame}");
-            assert!(recipe.terms().is_sorted_by_key(|(input, _)| *input), "{rule:?} frame {frame}");
+            assert!(recipe.terms().is_sorted_by_key(|term| term.input), "{rule:?} frame {frame}");
         }
     }
 }
@@ -113,7 +119,7 @@ fn slabs_have_the_numbers_that_kernels_know() {
     for rule in [CAUSAL, HALVE, PAIRED] {
         assert_eq!(Recipes::new(rule).biases(), &biases[2..3], "{rule:?}");
     }
-    let terms = |rule, frame| Recipes::new(rule).recipe(frame).terms().to_vec();
+    let terms = |rule, frame| pairs_of(&Recipes::new(rule).recipe(frame));
     assert_eq!(
         [0, 1, 5].map(|frame| terms(CAUSAL, frame)),
         [vec![(0, 4)], vec![(0, 3), (1, 2)], vec![(3, 0), (4, 1), (5, 2)]]
@@ -149,7 +155,7 @@ fn pairs_have_the_sums_of_the_definition() {
             of.products.iter().zip(&of.factors).map(|((tap, _), factor)| taps[*tap] * factor * halved).sum::<f64>()
         };
         let expected: f64 = history(rule, frame).iter().map(|(t, (tap, _))| input(*t) * taps[*tap]).sum();
-        let d: Vec<(f64, u8)> = recipes.recipe(frame).terms().iter().map(|(t, s)| (input(*t), *s)).collect();
+        let d: Vec<(f64, u8)> = pairs_of(&recipes.recipe(frame)).iter().map(|(t, s)| (input(*t), *s)).collect();
         let found = match d[..] {
             [(x, 4)] => slab(4) * x,
             [(older, 5), (x, 4)] => slab(5) * older + slab(4) * x,
@@ -168,11 +174,11 @@ fn the_slab_of_the_first_frame_is_alone() {
     let layers = [network.layers.clone(), network.with_pairs().layers].concat();
     let mut with_slab = 0;
     for layer in layers {
-        let first = layer.layout.first_frame_slab();
+        let first = layer.layout.first_frame_slab;
         with_slab += usize::from(first.is_some());
         for frame in 0..12 {
             let recipe = layer.time.recipe(frame);
-            let found = recipe.terms().iter().any(|(_, slab)| Some(*slab) == first);
+            let found = recipe.terms().iter().any(|term| Some(term.slab) == first);
             assert_eq!(found, first.is_some() && frame == 0, "{} {frame}", layer.name());
             assert!(!found || recipe.terms().len() == 1, "{} {frame}", layer.name());
         }
@@ -187,7 +193,7 @@ fn outputs_are_those_that_the_inputs_suffice_for() {
         for frame in 0..12 {
             let end = recipes.input_end(frame);
             assert!(recipes.outputs(end) > frame && recipes.outputs(end - 1) <= frame, "{rule:?} {frame}");
-            assert!((frame..40).all(|later| recipes.recipe(later).terms()[0].0 >= recipes.oldest(frame)));
+            assert!((frame..40).all(|later| recipes.recipe(later).terms()[0].input >= recipes.oldest(frame)));
         }
     }
     assert_eq!((pair_of(0), pair_of(1), pair_of(2), pair_of(3)), (0, 1, 1, 2));

@@ -12,7 +12,7 @@ use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut, PartialSumsSize,
     Rematerialise, Term, Window,
 };
-use crate::model::{Cone, Layer, Network, Recipe};
+use crate::model::{Cone, Layer, Network, Recipe, RecipeTerm};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{Form, Memory, SchedulePolicy};
@@ -56,7 +56,7 @@ impl ItemFacts {
     }
 
     /// The terms of a recipe that an operation has.
-    pub fn terms<'a>(&self, recipe: &'a Recipe) -> &'a [(u64, u8)] {
+    pub fn terms<'a>(&self, recipe: &'a Recipe) -> &'a [RecipeTerm] {
         let is_needed = self.purpose != Purpose::Rehearsal || recipe.terms().len() == 1;
         if is_needed { recipe.terms() } else { &[] }
     }
@@ -199,7 +199,7 @@ impl Emitter {
         if !recipe.is_passed || of.frames.is_empty() {
             return None;
         }
-        let passed = self.caches[of.layer].inputs.at(recipe.terms()[0].0);
+        let passed = self.caches[of.layer].inputs.at(recipe.terms()[0].input);
         arena.keep(passed);
         Some(FrameRef::Resident(passed))
     }
@@ -313,8 +313,8 @@ impl Emitter {
     /// The terms of an output frame whose inputs are queued and come before frame `end`.
     fn queued_terms(&self, layer: LayerId, recipe: &Recipe, end: u64) -> Vec<Term<Slots>> {
         let inputs = &self.caches[layer].inputs;
-        let queued = self.facts.terms(recipe).iter().filter(|(input, _)| (inputs.first..end).contains(input));
-        queued.map(|(input, slab)| Term { frame: inputs.at(*input), slab: *slab }).collect()
+        let queued = self.facts.terms(recipe).iter().filter(|term| (inputs.first..end).contains(&term.input));
+        queued.map(|term| Term { frame: inputs.at(term.input), slab: term.slab }).collect()
     }
 
     /// The partial sums that outputs start from and leave.
@@ -332,7 +332,7 @@ impl Emitter {
         let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, kind));
         self.caches[layer].partial_sums = Some(into);
         let (time, read) = (&self.facts.network.layers[layer].time, self.facts.oldest_needed(layer, end));
-        let pending = (end..).map(|frame| time.recipe(frame)).take_while(|recipe| recipe.terms()[0].0 < read);
+        let pending = (end..).map(|frame| time.recipe(frame)).take_while(|recipe| recipe.terms()[0].input < read);
         let pending = pending.map(|recipe| self.queued_terms(layer, &recipe, read)).collect();
         PartialSums { before, after: Some(PartialSumsOut { pending, into }) }
     }

@@ -9,7 +9,7 @@ use crate::ir::{
     BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FetchedWeights, FrameRef, LayerId, Op,
     Prologue, Rematerialise, RematerialisedFrame, Shortcut, Term,
 };
-use crate::model::pair_of;
+use crate::model::{RecipeTerm, pair_of};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 
@@ -101,9 +101,9 @@ impl Emitter {
         };
         let time = &self.facts.network.layers[of.layer].time;
         for output in of.frames.clone().filter(|_| all.rounds) {
-            for (input, _) in time.recipe(output).terms() {
-                if all.is_rounded(*input, output) {
-                    all.list[(input - all.first) as usize].is_rounded = true;
+            for term in time.recipe(output).terms() {
+                if all.is_rounded(term.input, output) {
+                    all.list[(term.input - all.first) as usize].is_rounded = true;
                 }
             }
         }
@@ -116,10 +116,10 @@ impl Emitter {
         let shortcuts = of.added.filter(|_| residuals.is_none());
         let banded = of.frames.clone().zip(outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
-            let term = |(t, slab): &(u64, u8)| BandTerm {
-                input: (*t - inputs.first) as usize,
-                is_rounded: inputs.is_rounded(*t, frame),
-                slab: *slab,
+            let term = |term: &RecipeTerm| BandTerm {
+                input: (term.input - inputs.first) as usize,
+                is_rounded: inputs.is_rounded(term.input, frame),
+                slab: term.slab,
             };
             BandedFrame {
                 terms: self.facts.terms(&recipe).iter().map(term).collect(),
@@ -168,7 +168,7 @@ impl Emitter {
         let needed = frames.take_while(|_| self.facts.purpose != Purpose::Rehearsal);
         let frames = needed.map(|frame| {
             let recipe = facts.time.recipe(frame);
-            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: inputs.at(*t), slab: *slab });
+            let terms = recipe.terms().iter().map(|term| Term { frame: inputs.at(term.input), slab: term.slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
         });
         Rematerialise {

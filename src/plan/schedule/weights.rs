@@ -50,7 +50,7 @@ impl WeightFetcher {
         let Some(NeededWeights { layer, frames }) = self.queue.pop_front() else { return };
         let time = &self.network.layers[layer].time;
         let recipes = frames.map(|frame| time.recipe(frame));
-        let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
+        let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|term| term.slab).max()).max();
         let slabs = last.map_or(0, |slab| time.slabs_up_to(slab));
         let bytes = self.sizes.layers[layer].weights[slabs as usize];
         let into = FetchedWeights { at: to.arenas.device.take(bytes, SlotKind::Packed), slabs };

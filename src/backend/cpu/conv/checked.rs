@@ -70,7 +70,7 @@ pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, precision: Precisio
 
 /// The slab of a clip's first frame, where that is computed apart from others. Elsewhere patches are shared with it.
 fn first_slab(layout: &ConvLayout, precision: Precision) -> Option<u8> {
-    layout.first_frame_slab().filter(|_| uses_winograd(layout, precision))
+    layout.first_frame_slab.filter(|_| uses_winograd(layout, precision))
 }
 
 /// Whether a frame is such a frame.
@@ -128,7 +128,7 @@ impl<'a> CheckedConv<'a> {
         for frame in frames {
             check_frame(memory, op, output, weights.precision, frame)?;
             let main = || frame.terms.iter().filter(|term| u64::from(term.slab) < layout.slabs);
-            if first && !main().all(|term| Some(term.slab) == layout.first_frame_slab()) {
+            if first && !main().all(|term| Some(term.slab) == layout.first_frame_slab) {
                 return Err(fail(op, "the first frame of a clip has slabs of others"));
             }
         }

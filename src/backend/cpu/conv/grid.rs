@@ -346,6 +346,7 @@ mod tests {
             biases: 1,
             norm: Norm::Group { groups: 1 },
             pairs: None,
+            first_frame_slab: None,
         }
     }
 

@@ -67,7 +67,7 @@ impl Packing<'_> {
 
     /// The squares of a slab, if Winograd's algorithm is used.
     fn square(&self, slab: usize) -> Option<Square> {
-        let first = self.layout.first_frame_slab().is_some_and(|first| usize::from(first) == slab);
+        let first = self.layout.first_frame_slab.is_some_and(|first| usize::from(first) == slab);
         square_of(self.layout, self.precision, first).filter(|_| (slab as u64) < self.layout.slabs)
     }
 

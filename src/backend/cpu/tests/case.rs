@@ -99,7 +99,8 @@ impl ConvCase {
         for frame in 0..inputs.len() as u64 {
             let mut terms: Vec<(usize, u8)> = match layout.pairs.is_some() {
                 true => {
-                    paired(layout.window).recipe(frame).terms().iter().map(|(t, slab)| (*t as usize, *slab)).collect()
+                    let recipe = paired(layout.window).recipe(frame);
+                    recipe.terms().iter().map(|term| (term.input as usize, term.slab)).collect()
                 }
                 false => (0..=frame).map(|t| (t as usize, ((t + frame) % layout.slabs) as u8)).collect(),
             };
@@ -295,5 +296,6 @@ pub(super) fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) ->
         biases: 2,
         norm: Norm::Group { groups: 1 },
         pairs: None,
+        first_frame_slab: None,
     }
 }

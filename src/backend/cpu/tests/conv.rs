@@ -54,8 +54,10 @@ fn convolution_matches_f64_over_many_areas() {
 
 /// A layout whose frames share products by pairs.
 fn paired(cin: u64, cout: u64) -> ConvLayout {
-    let slabs = crate::testing::paired(Window::Same).slabs().len() as u64;
-    ConvLayout { slabs, pairs: Some(PAIR_SLABS), ..layout(cin, cout, Window::Same, Prologue::NormSilu) }
+    let recipes = crate::testing::paired(Window::Same);
+    let (slabs, first_frame_slab) = (recipes.slabs().len() as u64, recipes.first_frame_slab());
+    let pairs = Some(PAIR_SLABS);
+    ConvLayout { slabs, pairs, first_frame_slab, ..layout(cin, cout, Window::Same, Prologue::NormSilu) }
 }
 
 #[test]
@@ -219,13 +221,20 @@ fn convolution_refuses_invalid_operations() {
     assert!(refused(run(&ConvLayout { slabs: 2, ..layout }, input, good.clone(), 8192)));
     let terms = vec![Term { frame: DeviceOffset(0), slab: 3 }];
     assert!(refused(run(&layout, input, ConvFrame { terms, ..good.clone() }, 8192)));
-    let five = ConvLayout { slabs: 5, window: Window::Same, cin: 16, cout: 16, ..layout };
-    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { slabs: 3, ..five }, 4, 4, 3);
+    let own = Some(4);
+    let five = ConvLayout { slabs: 5, first_frame_slab: own, window: Window::Same, cin: 16, cout: 16, ..layout };
+    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { slabs: 3, first_frame_slab: None, ..five }, 4, 4, 3);
     case.check(std::slice::from_ref(&cpu));
     let mut case = ConvCase::new(Precision::Fp32, five, 4, 4, 3);
     case.frames = vec![(vec![(0, 4), (1, 0)], 0, false)];
     assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
-    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { slabs: 3, shortcut: Some(4), ..five }, 4, 4, 3);
+    let mut case = ConvCase::new(
+        Precision::Fp32,
+        ConvLayout { slabs: 3, first_frame_slab: None, shortcut: Some(4), ..five },
+        4,
+        4,
+        3,
+    );
     for terms in [vec![(0, 0), (usize::MAX, 3), (usize::MAX, 3)], vec![(usize::MAX, 3), (0, 0)]] {
         case.frames = vec![(terms, 0, false)];
         assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));

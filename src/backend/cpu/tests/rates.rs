@@ -163,6 +163,7 @@ fn rates_of_layer_classes() {
                 biases: 1,
                 norm,
                 pairs: paired.then_some(PAIR_SLABS),
+                first_frame_slab: None,
             };
             let input = FrameShape::new(height, width, cin);
             let output = window.output(input, cout);

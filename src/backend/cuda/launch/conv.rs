@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::conv_params::{ConvParamsBuilder, LaunchedFrames};
+use super::kernels::WgmmaKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
 use super::queue::JobBlock;
@@ -24,6 +25,27 @@ struct ConvVariant {
     wgmma: bool,
 }
 
+impl WgmmaKernels {
+    fn pair_variant(&self, layout: &ConvLayout) -> ConvVariant {
+        let kernel = match (layout.window == Window::Up, TileWidths::of(layout).is_narrow()) {
+            (true, _) => &self.pair_up,
+            (false, true) => &self.pair_96,
+            (false, false) => &self.pair,
+        };
+        let (kernel, tile) = (kernel.clone(), tiling::CONV_PAIR_TILE);
+        ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+    }
+
+    fn variant(&self, layout: &ConvLayout, tile: (i32, i32)) -> ConvVariant {
+        let kernel = match layout.window {
+            Window::Down => &self.down,
+            _ if TileWidths::of(layout).is_narrow() => &self.plain_96,
+            _ => &self.plain,
+        };
+        ConvVariant { kernel: kernel.clone(), tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+    }
+}
+
 impl Launcher {
     /// Of a convolution of many channels. Only the kernels of warpgroup products read swizzled weights.
     pub fn weight_order(&self, layout: &ConvLayout) -> WeightOrder {
@@ -42,65 +64,53 @@ impl Launcher {
         next: Prologue,
         pairs: bool,
     ) -> Result<ConvVariant> {
-        let (kernels, up, narrow) = (&self.kernels, layout.window == Window::Up, TileWidths::of(layout).is_narrow());
-        let wgmma = kernels.conv_wgmma.as_ref().filter(|_| self.weight_order(layout) == WeightOrder::Swizzled);
-        Ok(match (ConvKernel::of(layout)?, wgmma) {
-            (ConvKernel::In, _) => {
-                let kernel = match next {
-                    Prologue::None => kernels.conv_in.clone(),
-                    Prologue::Norm => kernels.conv_in_norm.clone(),
-                    Prologue::NormSilu => kernels.conv_in_silu.clone(),
-                };
-                ConvVariant { kernel, tile: tiling::CONV_TILE, threads: tiling::CONV_IN_THREADS, wgmma: false }
-            }
+        let wgmma = self.kernels.conv_wgmma.as_ref();
+        let wgmma = wgmma.filter(|_| self.weight_order(layout) == WeightOrder::Swizzled);
+        match (ConvKernel::of(layout)?, wgmma) {
+            (ConvKernel::In, _) => Ok(self.conv_in_variant(next)),
             _ if next != Prologue::None => {
-                return Err(Error::Internal("a convolution of many channels cannot normalise its output".into()));
+                Err(Error::Internal("a convolution of many channels cannot normalise its output".into()))
             }
-            (_, Some(wgmma)) if pairs => {
-                let kernel = match (up, narrow) {
-                    (true, _) => &wgmma.pair_up,
-                    (false, true) => &wgmma.pair_96,
-                    (false, false) => &wgmma.pair,
-                };
-                let kernel = kernel.clone();
-                ConvVariant { kernel, tile: tiling::CONV_PAIR_TILE, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
-            }
-            (_, None) if pairs => {
-                let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
-                let (kernel, threads) = match (up, narrow) {
-                    (true, _) => (&kernels.conv_mma_pair_up, tiling::CONV_MMA_PAIR_THREADS),
-                    (false, true) => (&kernels.conv_mma_pair_96, tiling::CONV_MMA_PAIR_96_THREADS),
-                    (false, false) => (&kernels.conv_mma_pair, tiling::CONV_MMA_PAIR_THREADS),
-                };
-                let kernel = kernel.clone().ok_or_else(missing)?;
-                ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
-            }
-            (ConvKernel::Out, _) => return Err(Error::Internal("a convolution to pixels needs partial sums".into())),
-            (ConvKernel::Main, Some(wgmma)) => {
-                let kernel = match layout.window {
-                    Window::Down => &wgmma.down,
-                    _ if narrow => &wgmma.plain_96,
-                    _ => &wgmma.plain,
-                };
-                let (kernel, tile) = (kernel.clone(), tiling::conv_wgmma_tile(grid, rows));
-                ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
-            }
-            (ConvKernel::Main, None) if narrow => {
-                let (kernel, threads) = (kernels.conv_mma_96.clone(), tiling::CONV_MMA_96_THREADS);
-                ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
-            }
-            (ConvKernel::Main, None) => {
-                let kernel = match &kernels.conv_mma_up {
-                    Some(conv_mma_up) if up => conv_mma_up,
-                    // By layout alone, also for launches without partial sums: the order of additions must not depend
-                    // on them.
-                    _ if tiling::passes_partial_sums(layout) => &kernels.conv_mma_partial,
-                    _ => &kernels.conv_mma,
-                };
-                let threads = tiling::conv_mma_threads(self.sizes.precision);
-                ConvVariant { kernel: kernel.clone(), tile: tiling::CONV_TILE, threads, wgmma: false }
-            }
-        })
+            (ConvKernel::Out, _) if !pairs => Err(Error::Internal("a convolution to pixels needs partial sums".into())),
+            (_, Some(wgmma)) if pairs => Ok(wgmma.pair_variant(layout)),
+            (_, Some(wgmma)) => Ok(wgmma.variant(layout, tiling::conv_wgmma_tile(grid, rows))),
+            (_, None) if pairs => self.conv_mma_pair_variant(layout),
+            (_, None) => Ok(self.conv_mma_variant(layout)),
+        }
+    }
+
+    fn conv_in_variant(&self, next: Prologue) -> ConvVariant {
+        let kernel = match next {
+            Prologue::None => &self.kernels.conv_in,
+            Prologue::Norm => &self.kernels.conv_in_norm,
+            Prologue::NormSilu => &self.kernels.conv_in_silu,
+        };
+        let kernel = kernel.clone();
+        ConvVariant { kernel, tile: tiling::CONV_TILE, threads: tiling::CONV_IN_THREADS, wgmma: false }
+    }
+
+    fn conv_mma_pair_variant(&self, layout: &ConvLayout) -> Result<ConvVariant> {
+        let kernels = &self.kernels;
+        let (kernel, threads) = match (layout.window == Window::Up, TileWidths::of(layout).is_narrow()) {
+            (true, _) => (&kernels.conv_mma_pair_up, tiling::CONV_MMA_PAIR_THREADS),
+            (false, true) => (&kernels.conv_mma_pair_96, tiling::CONV_MMA_PAIR_96_THREADS),
+            (false, false) => (&kernels.conv_mma_pair, tiling::CONV_MMA_PAIR_THREADS),
+        };
+        let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
+        let kernel = kernel.clone().ok_or_else(missing)?;
+        Ok(ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false })
+    }
+
+    fn conv_mma_variant(&self, layout: &ConvLayout) -> ConvVariant {
+        let (kernels, all_threads) = (&self.kernels, tiling::conv_mma_threads(self.sizes.precision));
+        let (kernel, threads) = match &kernels.conv_mma_up {
+            _ if TileWidths::of(layout).is_narrow() => (&kernels.conv_mma_96, tiling::CONV_MMA_96_THREADS),
+            Some(conv_mma_up) if layout.window == Window::Up => (conv_mma_up, all_threads),
+            // By layout alone, also for launches without partial sums: the order of additions must not depend on them.
+            _ if tiling::passes_partial_sums(layout) => (&kernels.conv_mma_partial, all_threads),
+            _ => (&kernels.conv_mma, all_threads),
+        };
+        ConvVariant { kernel: kernel.clone(), tile: tiling::CONV_TILE, threads, wgmma: false }
     }
 
     /// Loads the kernel of a layer. The context has to be current.

@@ -23,6 +23,20 @@ pub struct WgmmaKernels {
     pub pair_up: Kernel,
 }
 
+impl WgmmaKernels {
+    fn of(conv: &Arc<Module>, pair: &Arc<Module>) -> WgmmaKernels {
+        let kernel = |module: &Arc<Module>, name| module.kernel(name, tiling::CONV_WGMMA_SHARED);
+        WgmmaKernels {
+            plain: kernel(conv, c"conv_wgmma"),
+            plain_96: kernel(conv, c"conv_wgmma_96"),
+            down: kernel(conv, c"conv_wgmma_down"),
+            pair: kernel(pair, c"conv_wgmma_pair"),
+            pair_96: kernel(pair, c"conv_wgmma_pair_96"),
+            pair_up: kernel(pair, c"conv_wgmma_pair_up"),
+        }
+    }
+}
+
 /// Every kernel of a precision. Modules are loaded when one of their kernels is first used.
 pub struct Kernels {
     pub conv_wgmma: Option<WgmmaKernels>,
@@ -135,18 +149,8 @@ impl Kernels {
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let two_bytes = TwoByteBundles::of(precision);
         let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
-        let conv_wgmma = on_hopper.map(|bundles| {
-            let (conv, pair) = (module(bundles.conv_wgmma), module(bundles.conv_wgmma_pair));
-            let kernel = |module: &Arc<Module>, name| module.kernel(name, tiling::CONV_WGMMA_SHARED);
-            WgmmaKernels {
-                plain: kernel(&conv, c"conv_wgmma"),
-                plain_96: kernel(&conv, c"conv_wgmma_96"),
-                down: kernel(&conv, c"conv_wgmma_down"),
-                pair: kernel(&pair, c"conv_wgmma_pair"),
-                pair_96: kernel(&pair, c"conv_wgmma_pair_96"),
-                pair_up: kernel(&pair, c"conv_wgmma_pair_up"),
-            }
-        });
+        let conv_wgmma =
+            on_hopper.map(|bundles| WgmmaKernels::of(&module(bundles.conv_wgmma), &module(bundles.conv_wgmma_pair)));
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
         let mma_pair = |name, shared| mma_pair_module.as_ref().map(|module| module.kernel(name, shared));

@@ -79,7 +79,7 @@ impl ClipCase {
                 let first = |tap: usize| (t + tap).saturating_sub(2);
                 let causal = (0..3).map(|tap| (inputs[first(tap)], tap as u8)).collect::<Vec<_>>();
                 let recipe = paired(layout.window).recipe(t as u64);
-                let paired = recipe.terms().iter().map(|(t, slab)| (inputs[*t as usize], *slab));
+                let paired = recipe.terms().iter().map(|term| (inputs[term.input as usize], term.slab));
                 let mut terms = if layout.pairs.is_some() { paired.collect() } else { causal };
                 if layout.shortcut.is_some() {
                     terms.push((shortcuts[t], layout.slabs as u8));

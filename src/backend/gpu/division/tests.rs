@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::ir::{BandInput, ConvLayout, Norm, Prologue, Rematerialise, SplitColumns, Window};
+use crate::ir::{BandBuffers, BandInput, ConvLayout, Norm, Prologue, Rematerialise, SplitColumns, Window};
 
 /// Tiles of every kernel begin at multiples of this many columns.
 const COLUMN_STEP: u64 = 32;
@@ -294,6 +294,7 @@ fn layout(shortcut: Option<u64>) -> ConvLayout {
         biases: 1,
         norm: Norm::Group { groups: 4 },
         pairs: None,
+        first_frame_slab: None,
     }
 }
 
@@ -409,7 +410,7 @@ fn check(
         BandedConvOp { rematerialise: hidden, inputs: op_inputs, columns, format, frames, ..plain_op(layout, input) };
     let planned = planned_bytes(&op);
     for late in [false, true] {
-        let division = Division::new(SIZES, &op, (end, planned * room)).unwrap();
+        let division = Division::new(SIZES, &op, BandBuffers { offset: end, bytes: planned * room }).unwrap();
         let rows = division.rows;
         let mut run = SymbolicRun { division, memory: memory.clone(), host: host.clone(), buffer: 0 };
         match late {
@@ -474,7 +475,8 @@ fn division_refuses_a_buffer_that_was_not_planned() {
     let frame = BandedFrame { terms, shortcut: None, bias: 0, residual: None, out };
     let op =
         BandedConvOp { inputs: vec![BandInput::fresh(fresh)], frames: vec![frame], ..plain_op(layout(None), input) };
+    let divided = |bytes: u64| Division::new(SIZES, &op, BandBuffers { offset: 2 << 20, bytes });
     let planned = planned_bytes(&op);
-    assert!(Division::new(SIZES, &op, (2 << 20, planned)).is_ok());
-    assert!(Division::new(SIZES, &op, (2 << 20, planned / 4)).is_err());
+    assert!(divided(planned).is_ok());
+    assert!(divided(planned / 4).is_err());
 }

@@ -378,7 +378,7 @@ impl Symbols {
 fn check_bands(schedule: &mut Schedule, plan: &Plan, device: &Device) {
     if let Some(Op::BandedConv(op)) = schedule.front() {
         let (parts, most) = (op.band_parts().collect::<Vec<_>>(), device.target().profile.chunk_frames);
-        let (bytes, planned) = (device.band_bytes(&op.band_shape(), &parts, most), plan.buffers().bands.1);
+        let (bytes, planned) = (device.band_bytes(&op.band_shape(), &parts, most), plan.buffers().bands.bytes);
         assert!(bytes.is_some_and(|bytes| bytes <= planned), "{bytes:?} of {planned}");
     }
 }

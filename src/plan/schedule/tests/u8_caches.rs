@@ -3,7 +3,7 @@
 use super::symbols::hash;
 use super::*;
 use crate::ir::{CacheFormat, Repeat};
-use crate::model::{LevelMap, LevelShortcut, Source, pair_of};
+use crate::model::{LevelMap, LevelShortcut, RecipeTerm, Source, pair_of};
 
 impl Request {
     fn with_u8_caches(self) -> Request {
@@ -28,12 +28,12 @@ fn layer_outputs(
     let output = |frame: u64| {
         let recipe = facts.time.recipe(frame);
         if recipe.is_passed {
-            return inputs[recipe.terms()[0].0 as usize];
+            return inputs[recipe.terms()[0].input as usize];
         }
-        let term = |(input, slab): &(u64, u8)| {
-            let content = normalised(inputs[*input as usize]);
-            let is_rounded = facts.cache == CacheFormat::U8 && pair_of(*input) < pair_of(frame);
-            (if is_rounded { hash(("rounded", content)) } else { content }, *slab)
+        let term = |term: &RecipeTerm| {
+            let content = normalised(inputs[term.input as usize]);
+            let is_rounded = facts.cache == CacheFormat::U8 && pair_of(term.input) < pair_of(frame);
+            (if is_rounded { hash(("rounded", content)) } else { content }, term.slab)
         };
         let mut terms: Vec<(u64, u8)> = recipe.terms().iter().map(term).collect();
         terms.extend(shortcut.map(|x| (x[frame as usize], facts.layout.slabs as u8)));

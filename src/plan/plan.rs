@@ -38,14 +38,6 @@ pub struct Plan {
     pub rates: Rates,
 }
 
-/// Time and work of a slice, or of all slices.
-#[derive(Default)]
-struct Pace {
-    slice: usize,
-    estimate: Estimate,
-    work: u64,
-}
-
 /// Slices that are rehearsed for an estimate, after those that fill the cone: two of warm-up, and one that stands for
 /// the rest.
 const STEADY_SLICES: usize = 3;
@@ -62,21 +54,17 @@ impl Plan {
         let mut buffers = BufferBytes::new(*target);
         let costs = CostModel { network: &network, target: *target };
         let mut arrivals = WeightArrivals::new(target.profile.rates.copies);
-        let (mut all, mut slice) = (Pace::default(), Pace::default());
+        let (mut all, mut slice, mut last) = (Estimate::default(), Estimate::default(), 0);
         let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
         let slices = is_long.then(|| spec.filling_slices(frames) + STEADY_SLICES);
         let schedule = Schedule::new(Purpose::Rehearsal, spec.one_clip(), frames, Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
-            if number != slice.slice {
-                slice = Pace { slice: number, ..Pace::default() };
+            if number != last {
+                (slice, last) = (Estimate::default(), number);
             }
-            let work = cost::op_work(op, &network);
             let estimate = arrivals.pass(op, costs.of(op));
-            for pace in [&mut all, &mut slice] {
-                pace.estimate = pace.estimate.plus(estimate);
-                pace.work = pace.work.saturating_add(work);
-            }
+            (all, slice) = (all.plus(estimate), slice.plus(estimate));
         });
         let output = network.output_shape(spec.input);
         if let (Some(frames), Some(_), ItemOrder::ItemByItem) = (frames, &spec.grid, spec.order) {
@@ -85,7 +73,7 @@ impl Plan {
         }
         let total = cost::work(&spec, frames.unwrap_or(spec.cone.fill_end + STREAM_FRAMES - 1));
         // The rest of a long clip is like the last slice; other clips and tiles are like this one.
-        let typical = if is_long { &slice } else { &all };
+        let typical = if is_long { slice } else { all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
         let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
         let staged = [spec.largest_load(), output.with_channels(stored_channels(&network))];
@@ -100,7 +88,7 @@ impl Plan {
             weights: WeightBytes::new(&network, &spec.policy.offloaded_weights(), target),
             load_bytes: request.load_bytes,
             input: request.input,
-            estimate: all.estimate.plus(typical.estimate.times(rest)),
+            estimate: all.plus(typical.times(rest)),
             rates: target.profile.rates,
             spec,
             arenas,
@@ -133,12 +121,6 @@ impl Plan {
         }
         self.add_up(target);
         self
-    }
-
-    /// Whether its slices repeat after the warm-up.
-    #[cfg(test)]
-    pub fn is_periodic(&self) -> bool {
-        is_periodic(&self.spec, self.frames)
     }
 
     /// Ends of the input that stand for all ends of a long job: a partial last slice must find room too.

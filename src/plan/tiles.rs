@@ -57,7 +57,7 @@ impl Span {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TileAxis {
     pub spans: Vec<Span>,
-    /// The weight of each output row (or column) of each span. Inner spans share theirs.
+    /// The weight of each output row (or column) of each span. Inner spans share theirs, as there may be thousands.
     pub fades: Vec<Arc<[f32]>>,
     /// The sum of the weights of all spans, for each output row of the image.
     pub weight: Vec<f32>,
@@ -143,6 +143,15 @@ impl TileAxis {
             weights
         });
         TileAxis { fades: fades.collect(), spans, weight }
+    }
+}
+
+/// Of `count` rows or columns of tiles the first, the second for all inner ones, and the last, each with how many it
+/// stands for. Only the last one may be narrower.
+pub fn first_inner_last(count: usize) -> Vec<(usize, usize)> {
+    match count {
+        0..=2 => (0..count).map(|i| (i, 1)).collect(),
+        _ => vec![(0, 1), (1, count - 2), (count - 1, 1)],
     }
 }
 

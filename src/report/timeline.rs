@@ -10,9 +10,7 @@ use super::numbers::PlanReport;
 use super::operations::{op_frames, op_name};
 use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
-use crate::plan::{
-    Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Schedule, Slot, Slots, Target, WeightArrivals,
-};
+use crate::plan::{Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Slot, Slots, Target, WeightArrivals};
 
 /// The most steps and rectangles that are shown. The rest of a longer job is like its last slices.
 const MAX_STEPS: usize = 4096;
@@ -132,9 +130,10 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
     let network = &plan.spec.network;
     let mut schedule = plan.shown_schedule(target);
     let mut recorder = Recorder::new(network, target);
-    let feed = |schedule: &mut Schedule| schedule.feed(None);
-    let complete = schedule.walk(feed, |arenas, op, is_settled| {
-        recorder.record(op, arenas);
+    let complete = schedule.walk(None, |schedule, op| {
+        let Some(op) = op else { return true };
+        recorder.record(op, schedule.arenas());
+        let is_settled = schedule.front().is_none();
         recorder.chunk += u64::from(is_settled);
         !(is_settled && recorder.is_full() || target.is_cancelled())
     });

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::pack::{self, PackedLayout};
-use super::size_class::SizeClass;
+use super::size_class::{SizeClass, within};
 use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
 use crate::ir::{Access, DeviceOffset, HostOffset, Location, Offsets, Relocate, Value};
@@ -107,11 +107,6 @@ impl PackedFrames {
     fn bytes(&self) -> u64 {
         self.layout.bytes().max(self.partial_bytes)
     }
-
-    fn offset(&self, start: u64, bytes: u64) -> Option<u64> {
-        let offset = self.region.start.checked_add(start)?;
-        (offset.checked_add(bytes)? <= self.region.end).then_some(offset)
-    }
 }
 
 /// Packed frames, while planning and in a run.
@@ -163,21 +158,15 @@ impl Arena {
         }
     }
 
-    /// The next slice begins. `partial`: it is the last one and shorter than others.
-    pub fn next_slice(&mut self, partial: bool) {
-        (self.slice, self.taken) = (self.slice + 1, 0);
+    /// Slice `number` of a work item begins. `partial`: it is the last one and shorter than others.
+    pub fn begin_slice(&mut self, number: usize, partial: bool) {
+        (self.slice, self.taken) = (number, 0);
         self.set_partial(partial);
     }
 
     /// The next work item begins in the same slice. It takes the same frames again.
     pub fn next_item(&mut self) {
         self.taken = 0;
-    }
-
-    /// The first slice of another work item begins.
-    pub fn first_slice(&mut self, partial: bool) {
-        (self.slice, self.taken) = (0, 0);
-        self.set_partial(partial);
     }
 
     /// Says whether the slice that begins is partial.
@@ -291,7 +280,7 @@ impl Arena {
             frames.live.clear();
         }
         self.groups = 0;
-        self.first_slice(false);
+        self.begin_slice(0, false);
     }
 
     /// Bytes of all slots; while tracing, a lower bound.
@@ -316,14 +305,8 @@ impl Arena {
     /// An error if the run took more slots than its rehearsal: a bug in the plan.
     fn planned_offset(&self, slot: Slot) -> Result<u64> {
         self.offset(slot).ok_or_else(|| {
-            let bytes = self.slot_bytes(slot);
-            let what = match slot {
-                Slot::Pooled { index, .. } => format!("slot {index} of {bytes} bytes"),
-                Slot::Unplanned { slice, frame, .. } => format!("frame {frame} of slice {slice}, of {bytes} bytes"),
-                Slot::Packed { start, .. } => format!("{bytes} bytes at {start}, in slice {}", self.slice),
-                Slot::Traced { number, .. } => format!("an offset of frame {number}, of {bytes} bytes"),
-            };
-            Error::Internal(format!("the plan lacks {what}"))
+            let (bytes, slice) = (self.slot_bytes(slot), self.slice);
+            Error::Internal(format!("the plan lacks {slot:?}, which has {bytes} bytes, in slice {slice}"))
         })
     }
 
@@ -331,7 +314,7 @@ impl Arena {
     pub fn offset(&self, slot: Slot) -> Option<u64> {
         match (slot, &self.packing) {
             (Slot::Pooled { class, index }, _) => self.classes[class as usize].offset(index),
-            (Slot::Packed { start, bytes }, Packing::Packed(frames)) => frames.offset(start, bytes),
+            (Slot::Packed { start, bytes }, Packing::Packed(frames)) => within(&frames.region, start, bytes),
             _ => None,
         }
     }
@@ -449,7 +432,7 @@ mod tests {
         let mut left = None;
         for slice in 0..count {
             if slice > 0 {
-                arena.next_slice(false);
+                arena.begin_slice(slice, false);
             }
             let small = arena.take(10, SlotKind::Packed);
             let large = arena.take(60, SlotKind::Packed);
@@ -484,7 +467,7 @@ mod tests {
         let [planned, beyond, last] = [10, 10, 10].map(|bytes| run.take(bytes, SlotKind::Packed));
         assert_eq!([planned, beyond, last].map(|slot| run.offset(slot)), [Some(0), None, None]);
         let why = run.planned_offset(last).unwrap_err().to_string();
-        assert!(why.contains("frame 2 of slice 0"), "{why}");
+        assert!(why.contains("slice: 0, frame: 2"), "{why}");
         // Each is a frame of its own: a drop of one is not that of another.
         run.keep(last);
         [beyond, last, last, planned].into_iter().for_each(|slot| run.drop(slot));
@@ -524,14 +507,14 @@ mod tests {
         let packed = rehearsal.pack(Some(0), &|| false);
         let mut ending = packed.clone();
         slices(&mut ending, 3);
-        ending.next_slice(true);
+        ending.begin_slice(3, true);
         let long = ending.take(100, SlotKind::Packed);
         assert_eq!(ending.offset(long), None, "nobody has planned for it");
         let mut covered = packed.clone();
         covered.cover_partial(&ending);
         assert!(covered.bytes() >= 100 && covered.bytes() > packed.bytes());
         slices(&mut covered, 3);
-        covered.next_slice(true);
+        covered.begin_slice(3, true);
         let long = covered.take(100, SlotKind::Packed);
         assert!(covered.offset(long).is_some());
     }

@@ -1,5 +1,7 @@
 //! Pooled slots of one size: which are free, and how many a job needs at a time.
 
+use std::ops::Range;
+
 /// Pooled slots of one size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SizeClass {
@@ -15,21 +17,15 @@ pub struct SizeClass {
     marks: Vec<(i64, i64)>,
     /// Slots that are needed at a time.
     pub slots: u64,
-    /// Where the plan has put them, and how many; `None` while planning.
-    reserved: Option<Reserved>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Reserved {
-    offset: u64,
-    slots: u64,
+    /// The bytes that the plan has for them; empty while planning.
+    reserved: Range<u64>,
 }
 
 impl SizeClass {
     /// `groups`: those that are open.
     pub fn new(bytes: u64, groups: usize) -> SizeClass {
         let marks = vec![(0, 0); groups];
-        SizeClass { bytes, uses: Vec::new(), full: 0, live: 0, most: 0, marks, slots: 0, reserved: None }
+        SizeClass { bytes, uses: Vec::new(), full: 0, live: 0, most: 0, marks, slots: 0, reserved: 0..0 }
     }
 
     /// The number of a slot with one use.
@@ -81,17 +77,22 @@ impl SizeClass {
 
     /// The same with every slot free.
     pub fn emptied(&self) -> SizeClass {
-        SizeClass { slots: self.slots, reserved: self.reserved, ..SizeClass::new(self.bytes, 0) }
+        SizeClass { slots: self.slots, reserved: self.reserved.clone(), ..SizeClass::new(self.bytes, 0) }
     }
 
     /// Every slot is free, and they begin at `offset`.
     pub fn reserve(&mut self, offset: u64) {
-        *self = SizeClass { reserved: Some(Reserved { offset, slots: self.slots }), ..self.emptied() };
+        *self = SizeClass { reserved: offset..offset.saturating_add(self.total()), ..self.emptied() };
     }
 
     /// `None` if fewer slots were reserved.
     pub fn offset(&self, index: u32) -> Option<u64> {
-        let Reserved { offset, slots } = self.reserved?;
-        (u64::from(index) < slots).then(|| offset + self.bytes * u64::from(index))
+        within(&self.reserved, self.bytes.checked_mul(index.into())?, self.bytes)
     }
+}
+
+/// Where `bytes` at `start` of a region lie; `None` if they are not within it.
+pub fn within(region: &Range<u64>, start: u64, bytes: u64) -> Option<u64> {
+    let offset = region.start.checked_add(start)?;
+    (offset.checked_add(bytes)? <= region.end).then_some(offset)
 }

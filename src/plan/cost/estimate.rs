@@ -7,11 +7,13 @@ use crate::ir::{
     Op,
 };
 use crate::model::Network;
-use crate::plan::policy::CACHE_FRAMES;
+use crate::plan::policy::{CACHE_FRAMES, SchedulePolicy};
 
-/// Seconds and host traffic of some operations.
+/// Work, seconds and host traffic of some operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Estimate {
+    /// What they count towards the whole: see [`op_work`].
+    pub work: u64,
     pub seconds: f64,
     /// Bytes from and to host memory.
     pub moved: u64,
@@ -22,6 +24,7 @@ pub struct Estimate {
 impl Estimate {
     pub fn plus(self, more: Estimate) -> Estimate {
         Estimate {
+            work: self.work.saturating_add(more.work),
             seconds: self.seconds + more.seconds,
             moved: self.moved.saturating_add(more.moved),
             waited: self.waited + more.waited,
@@ -30,8 +33,8 @@ impl Estimate {
 
     /// `factor` times as much work, done in the same way.
     pub fn times(self, factor: f64) -> Estimate {
-        let moved = (self.moved as f64 * factor) as u64;
-        Estimate { seconds: self.seconds * factor, moved, waited: self.waited * factor }
+        let [work, moved] = [self.work, self.moved].map(|number| (number as f64 * factor) as u64);
+        Estimate { work, seconds: self.seconds * factor, moved, waited: self.waited * factor }
     }
 }
 
@@ -42,8 +45,11 @@ pub struct Moved {
     pub down: u64,
 }
 
-/// The cost of not keeping a layer's cache resident, in seconds.
+/// The cost of not keeping a layer's cache resident, in seconds of one latent period.
 pub struct OffloadCost {
+    pub layer: LayerId,
+    /// Bytes of a cached frame.
+    pub bytes: f64,
     /// Extra time if the cache is offloaded, and if it is recomputed.
     pub offloaded: f64,
     pub recomputed: f64,
@@ -51,25 +57,6 @@ pub struct OffloadCost {
     pub moving: f64,
     /// Time to copy the cache within the device.
     pub copying: f64,
-}
-
-/// The layer that can compute the input of a layer again: the head of its stage, or the first layer of its block.
-pub struct Rematerialiser {
-    pub layer: LayerId,
-    pub input: FrameShape,
-    /// Its outputs that are rematerialised in a chunk.
-    pub rematerialised: u64,
-}
-
-impl OffloadCost {
-    pub fn times(self, chunks: f64) -> OffloadCost {
-        OffloadCost {
-            offloaded: self.offloaded * chunks,
-            recomputed: self.recomputed * chunks,
-            moving: self.moving * chunks,
-            copying: self.copying * chunks,
-        }
-    }
 }
 
 /// Tracks when offloaded weights arrive while layers compute.
@@ -114,7 +101,8 @@ pub struct CostModel<'a> {
 
 impl CostModel<'_> {
     pub fn of<L: Location>(&self, op: &Op<L>) -> Estimate {
-        let computing = self.products(op, op_work(op, self.network)) / self.target.profile.rates.products;
+        let work = op_work(op, self.network);
+        let computing = self.products(op, work) / self.target.profile.rates.products;
         let (seconds, moved) = match op {
             Op::BandedConv(conv) => self.banded(conv, self.moved_by(op), computing),
             // Bound by its products, or by reading its input where it has few outputs.
@@ -130,7 +118,7 @@ impl CostModel<'_> {
             Op::Attention(_) => (computing * self.target.profile.attention_cost, 0),
             Op::Load(_) | Op::Blend(_) | Op::Store(_) => (computing, 0),
         };
-        Estimate { seconds, moved, waited: 0.0 }
+        Estimate { work, seconds, moved, waited: 0.0 }
     }
 
     /// Products at the device's rate that take as long. Pairs share products, but their kernel does fewer in a second;
@@ -241,19 +229,35 @@ impl CostModel<'_> {
         computing + self.target.profile.rates.copy_contention * moving
     }
 
-    /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
-    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, by: &Rematerialiser) -> OffloadCost {
-        let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
-        let computing = self.convolving(layer, input, frames)
-            + self.convolving(by.layer, by.input, by.rematerialised)
-            + self.passes(input, frames as usize);
+    /// The cost of taking the cache of `layer` off the device. `shapes`: of the inputs of all layers. `frames`: that each
+    /// stage computes in a latent period.
+    pub fn offload_cost(
+        &self,
+        policy: &SchedulePolicy,
+        layer: LayerId,
+        shapes: &[FrameShape],
+        frames: &[u64],
+    ) -> OffloadCost {
+        let (network, input, stage) = (self.network, shapes[layer], self.network.stage_of(layer));
+        let cache = CACHE_FRAMES * self.target.cached_bytes(input, network.layers[layer].cache);
+        // The layer that can compute its input again: the first one of its block, or of its stage.
+        let by = policy.rematerialised_for(network, layer);
+        let rematerialised = by.map_or(0, |by| policy.layers[by].rematerialised);
+        let by = by.unwrap_or(network.stages[stage].head());
+        let chunk = policy.chunks[stage];
+        let computing = self.convolving(layer, input, chunk)
+            + self.convolving(by, shapes[by], rematerialised)
+            + self.passes(input, chunk as usize);
         let moving = self.moving(Moved { up: cache, down: cache });
         let copying = self.passes(input, CACHE_FRAMES as usize);
+        let chunks = frames[stage] as f64 / chunk as f64;
         OffloadCost {
-            offloaded: (moving - self.slowed(computing, moving)).max(0.0),
-            moving,
-            copying,
-            recomputed: self.convolving(by.layer, by.input, CACHE_FRAMES) + copying,
+            layer,
+            bytes: self.target.frame_bytes(input) as f64,
+            offloaded: (moving - self.slowed(computing, moving)).max(0.0) * chunks,
+            recomputed: (self.convolving(by, shapes[by], CACHE_FRAMES) + copying) * chunks,
+            moving: moving * chunks,
+            copying: copying * chunks,
         }
     }
 

@@ -9,6 +9,6 @@ mod sizes;
 mod work;
 
 pub use buffers::BufferBytes;
-pub use estimate::{CostModel, Estimate, Moved, OffloadCost, Rematerialiser, WeightArrivals};
+pub use estimate::{CostModel, Estimate, Moved, OffloadCost, WeightArrivals};
 pub use sizes::{FrameSizes, Target, WeightBytes, fetchable_weights};
 pub use work::{cone_work, op_work, work};

@@ -117,54 +117,49 @@ pub struct LayerSizes {
 }
 
 impl LayerSizes {
-    fn new(layer: &Layer, cache: Placement, input: FrameShape, target: &Target) -> LayerSizes {
+    /// `slots`: the input whose frames' slots its own take.
+    fn new(layer: &Layer, cache: Placement, input: FrameShape, slots: FrameShape, target: &Target) -> LayerSizes {
         let Target { profile, sizes, .. } = target;
         let is_fused = profile.fuses_norm || sizes.normalises_itself(&layer.layout);
         let has_norm = layer.layout.prologue != Prologue::None;
-        let columns = cache.columns(input.width, profile.column_step);
-        let part = |width: u64| (width > 0).then(|| target.cached_bytes(FrameShape { width, ..input }, layer.cache));
+        let [columns, widest] = [input, slots].map(|shape| cache.columns(shape.width, profile.column_step));
+        let part = |own: u64, widest: u64| {
+            let shape = FrameShape { width: own.max(widest), ..slots };
+            (own > 0).then(|| target.cached_bytes(shape, layer.cache))
+        };
         LayerSizes {
             input,
-            output: target.frame_bytes(layer.output_shape(input)),
-            normalised: (has_norm && !is_fused).then(|| target.frame_bytes(input)),
-            partial_sums: target.partial_sums(layer, input),
+            output: target.frame_bytes(layer.output_shape(slots)),
+            normalised: (has_norm && !is_fused).then(|| target.frame_bytes(slots)),
+            partial_sums: target.partial_sums(layer, slots),
             columns,
-            resident_part: part(columns.resident_width()),
-            host_part: part(columns.host_width()),
+            resident_part: part(columns.resident_width(), widest.resident_width()),
+            host_part: part(columns.host_width(), widest.host_width()),
             weights: (0..=layer.layout.slabs).map(|slabs| target.fetched_bytes(&layer.layout, slabs)).collect(),
-        }
-    }
-
-    fn grow(&mut self, larger: &LayerSizes) {
-        let grow = |own: &mut Option<u64>, other: Option<u64>| *own = own.map(|own| own.max(other.unwrap_or(0)));
-        self.output = self.output.max(larger.output);
-        grow(&mut self.normalised, larger.normalised);
-        grow(&mut self.resident_part, larger.resident_part);
-        grow(&mut self.host_part, larger.host_part);
-        if let (Some(own), Some(other)) = (&mut self.partial_sums, larger.partial_sums) {
-            own.bytes = own.bytes.max(other.bytes);
         }
     }
 }
 
 impl FrameSizes {
-    pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
-        let layers = network.layers.iter().zip(&policy.layers).zip(network.input_shapes(input));
+    /// In slots that frames of the input `slots` fit too, which is no smaller.
+    pub fn new(
+        network: &Network,
+        policy: &SchedulePolicy,
+        input: FrameShape,
+        slots: FrameShape,
+        target: &Target,
+    ) -> FrameSizes {
+        let shapes = network.input_shapes(input).into_iter().zip(network.input_shapes(slots));
+        let layers = network.layers.iter().zip(&policy.layers).zip(shapes);
+        let sizes =
+            layers.map(|((layer, own), (input, slots))| LayerSizes::new(layer, own.cache, input, slots, target));
         FrameSizes {
             input,
-            input_bytes: target.frame_bytes(input),
+            input_bytes: target.frame_bytes(slots),
             statistics: target.statistics_bytes(),
             adds_in_place: target.profile.adds_in_place,
-            layers: layers.map(|((layer, own), input)| LayerSizes::new(layer, own.cache, input, target)).collect(),
+            layers: sizes.collect(),
         }
-    }
-
-    /// The same in slots that frames of a `larger` input fit too. Work items that run one after the other then share
-    /// slots; otherwise each size of tile would have pooled slots of its own.
-    pub fn in_slots_of(mut self, larger: &FrameSizes) -> FrameSizes {
-        self.input_bytes = self.input_bytes.max(larger.input_bytes);
-        self.layers.iter_mut().zip(&larger.layers).for_each(|(own, other)| own.grow(other));
-        self
     }
 }
 
@@ -198,8 +193,8 @@ impl WeightBytes {
 /// percent.
 const MIN_WEIGHT_SHARE: u64 = 256;
 
-/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.
-pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<bool> {
+/// The layers whose weights can be offloaded: large ones of stage bodies, which run layer by layer.
+pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<LayerId> {
     let bytes: Vec<u64> = network.layers.iter().map(|layer| target.sizes.weight_bytes(&layer.layout)).collect();
     let least = bytes.iter().sum::<u64>() / MIN_WEIGHT_SHARE;
     let fetched = LayerPolicy { weights: Memory::Host, ..LayerPolicy::RESIDENT };
@@ -207,6 +202,6 @@ pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<bool> {
         let is_largest = network.is_largest(network.stage_of(layer));
         !network.is_head(layer) && !Choices { is_largest, ..Choices::of(fetched) }.is_excluded()
     };
-    let can = |layer: LayerId| target.profile.offloads && bytes[layer] > least && may_be(layer);
-    (0..bytes.len()).map(can).collect()
+    let can = |layer: &LayerId| target.profile.offloads && bytes[*layer] > least && may_be(*layer);
+    (0..bytes.len()).filter(can).collect()
 }

@@ -15,9 +15,9 @@ impl Emitter {
     /// Hands new outputs of a layer to the layers behind levels that they are added to.
     pub fn hand_around(&mut self, layer: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {
         let facts = Arc::clone(&self.facts);
-        for behind in facts.network.added_around(layer) {
+        for behind in facts.spec.network.added_around(layer) {
             let slots = resident(outputs);
-            let level = facts.network.layers[*behind].level.expect("it adds a value around a level");
+            let level = facts.spec.network.layers[*behind].level.expect("it adds a value around a level");
             if level.map == LevelMap::Mean {
                 self.pool(*behind, &level, frames.clone().zip(slots), to);
                 continue;
@@ -42,7 +42,7 @@ impl Emitter {
     ) {
         let (sizes, queue) = (&self.facts.sizes, &mut self.caches[behind].around);
         let bytes = sizes.layers[behind].output;
-        let kind = if self.facts.is_interleaved { SlotKind::Pooled } else { SlotKind::Packed };
+        let kind = if self.facts.spec.is_interleaved() { SlotKind::Pooled } else { SlotKind::Packed };
         let mut pooled = Vec::new();
         for (frame, from) in frames {
             let number = level.smaller(frame);
@@ -56,7 +56,7 @@ impl Emitter {
             pooled.push(PooledFrame { from, into: queue.at(number), part: level.part(frame), clear });
         }
         if !pooled.is_empty() {
-            let input = self.facts.network.layers[level.from].output_shape(sizes.layers[level.from].input);
+            let input = self.facts.spec.network.layers[level.from].output_shape(sizes.layers[level.from].input);
             to.ops.push_back(Op::Pool(PoolOp { input, parts: level.parts, frames: pooled }));
         }
     }
@@ -64,11 +64,11 @@ impl Emitter {
     /// Adds what waits to new outputs of a layer. They are written over, but for a frame that was passed on: it may have
     /// other readers.
     pub fn add_around(&mut self, of: &LayerOutputs, outputs: Vec<SlotRef>, to: &mut Sink) -> Vec<SlotRef> {
-        let layer = &self.facts.network.layers[of.layer];
+        let layer = &self.facts.spec.network.layers[of.layer];
         let Some(level) = layer.level.filter(|_| !outputs.is_empty()) else { return outputs };
         let (arena, queue) = (&mut to.arenas.device, &mut self.caches[of.layer].around);
         let shape = layer.output_shape(self.facts.sizes.layers[of.layer].input);
-        let channels = self.facts.network.layers[level.from].layout.cout;
+        let channels = self.facts.spec.network.layers[level.from].layout.cout;
         let repeat = match level.map {
             LevelMap::Mean => Repeat { channels: shape.channels, side: 1, parts: 1 },
             LevelMap::Repeat { side } => Repeat { channels, side, parts: level.parts },

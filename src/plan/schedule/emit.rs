@@ -12,10 +12,11 @@ use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut, PartialSumsSize,
     Rematerialise, Term, Window,
 };
-use crate::model::{Cone, Layer, Network, Recipe, RecipeTerm};
-use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
+use crate::model::{Layer, Recipe, RecipeTerm};
+use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{Form, Memory, SchedulePolicy};
+use crate::plan::policy::{Form, Memory};
+use crate::plan::spec::ScheduleSpec;
 
 /// What a schedule is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,27 +32,23 @@ pub enum Purpose {
 /// What the layers of a work item share. Nothing of it changes while the item runs.
 #[derive(Debug)]
 pub struct ItemFacts {
-    pub network: Arc<Network>,
-    pub cone: Arc<Cone>,
+    pub spec: ScheduleSpec,
     pub sizes: Arc<FrameSizes>,
-    pub policy: Arc<SchedulePolicy>,
     pub purpose: Purpose,
     /// Whether the job has more slices than are traced. Then each slice must take the same slots, also the last.
     pub is_periodic: bool,
-    /// Whether other work items run in between: frames that outlive the turn are pooled.
-    pub is_interleaved: bool,
 }
 
 impl ItemFacts {
     pub fn is_banded(&self, layer: LayerId) -> bool {
-        self.policy.layers[layer].form == Form::Banded
+        self.spec.policy.layers[layer].form == Form::Banded
     }
 
     /// Of a chunk of a stage, how many outputs of a layer are rematerialised: the last ones.
     pub fn rematerialised(&self, layer: LayerId, chunk: &Chunk) -> u64 {
-        match self.policy.layers[layer].rematerialised {
+        match self.spec.policy.layers[layer].rematerialised {
             0 => 0,
-            frames => chunk.count().saturating_sub(self.policy.chunks[chunk.stage] - frames),
+            frames => chunk.count().saturating_sub(self.spec.policy.chunks[chunk.stage] - frames),
         }
     }
 
@@ -63,10 +60,10 @@ impl ItemFacts {
 
     /// The oldest input that output frames from `frame` on read.
     pub fn oldest_needed(&self, layer: LayerId, frame: u64) -> u64 {
-        let time = &self.network.layers[layer].time;
+        let time = &self.spec.network.layers[layer].time;
         match self.sizes.layers[layer].partial_sums {
             // All inputs that earlier outputs read are in the partial sums.
-            Some(_) if frame > self.cone.first(layer) => time.input_end(frame - 1),
+            Some(_) if frame > self.spec.cone.first(layer) => time.input_end(frame - 1),
             _ => time.oldest(frame),
         }
     }
@@ -148,7 +145,7 @@ pub struct Emitter {
 
 impl Emitter {
     pub fn new(facts: ItemFacts) -> Emitter {
-        let ItemFacts { network, cone, sizes, .. } = &facts;
+        let (ScheduleSpec { network, cone, .. }, sizes) = (&facts.spec, &facts.sizes);
         let new_cache = |(layer, own): (LayerId, &Layer)| {
             let first = cone.first(layer);
             LayerCache::new(own.time.oldest(first), own.level.map_or(0, |level| level.waiting(first)))
@@ -156,11 +153,6 @@ impl Emitter {
         let caches = network.layers.iter().enumerate().map(new_cache).collect();
         let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
         Emitter { facts: Arc::new(facts), caches, weights }
-    }
-
-    /// Drops all caches.
-    pub fn clear(&mut self, arenas: &mut Arenas) {
-        self.caches.iter_mut().for_each(|cache| cache.clear(arenas));
     }
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.
@@ -178,14 +170,14 @@ impl Emitter {
             return outputs;
         }
         let whole = LayerOutputs { rematerialised: 0, frames: materialised.clone(), ..of.clone() };
-        if self.facts.policy.layers[of.layer].output == Memory::Host {
+        if self.facts.spec.policy.layers[of.layer].output == Memory::Host {
             outputs.extend(self.head_banded(&whole, to));
         } else if !materialised.is_empty() {
             outputs.extend(self.conv_queued(&whole, to).into_iter().map(FrameRef::Resident));
         }
         if of.rematerialised > 0 {
             // The last reader drops the inputs of the others.
-            let oldest = self.facts.network.layers[of.layer].time.oldest(materialised.end);
+            let oldest = self.facts.spec.network.layers[of.layer].time.oldest(materialised.end);
             self.caches[of.layer].inputs.drop_before(Some(oldest), &mut to.arenas.device);
             let frames = materialised.end..of.frames.end;
             outputs.extend(self.head_banded(&LayerOutputs { frames, ..of.clone() }, to));
@@ -195,7 +187,7 @@ impl Emitter {
 
     /// The first output, if it is an input frame as it is. That frame then has one more use.
     fn passed_output(&self, of: &LayerOutputs, arena: &mut Arena) -> Option<SlotRef> {
-        let recipe = self.facts.network.layers[of.layer].time.recipe(of.frames.start);
+        let recipe = self.facts.spec.network.layers[of.layer].time.recipe(of.frames.start);
         if !recipe.is_passed || of.frames.is_empty() {
             return None;
         }
@@ -207,7 +199,7 @@ impl Emitter {
     /// Of a layer's outputs in a chunk, how many are rematerialised for the layer that reads them as its input. None is
     /// while a range fills its cone: frames that wait are whole.
     pub fn hidden(&self, layer: LayerId, chunk: &Chunk) -> u64 {
-        let ItemFacts { network, cone, .. } = &*self.facts;
+        let ScheduleSpec { network, cone, .. } = &self.facts.spec;
         let can = |layer: LayerId| {
             let none_waits =
                 self.caches[layer].waiting.is_empty() && cone.outputs(layer, &chunk.frames) == chunk.frames;
@@ -236,12 +228,12 @@ impl Emitter {
             let outputs = self.conv_queued(of, to);
             self.drop_inputs_before(of.layer, of.frames.end, of.chunk, &mut to.arenas.device);
             if !consumed {
-                drop_frames(waited, to.arenas);
+                drop_frames(waited, &mut to.arenas);
             }
             return self.add_around(of, outputs.into_iter().map(FrameRef::Resident).collect(), to);
         }
         let outputs = self.conv_banded(of, Inputs { frames, consumed }, to);
-        drop_frames(if consumed { frames } else { &waited }.iter().copied(), to.arenas);
+        drop_frames(if consumed { frames } else { &waited }.iter().copied(), &mut to.arenas);
         self.add_around(of, outputs, to)
     }
 
@@ -266,7 +258,7 @@ impl Emitter {
         let shared = frames.iter().filter(|(from, into)| inputs.consumed && from != into);
         shared.for_each(|(from, _)| arena.drop(*from));
         self.caches[layer].inputs.frames.extend(frames.iter().map(|(_, into)| *into));
-        let (layout, shape) = (self.facts.network.layers[layer].layout, self.facts.sizes.layers[layer].input);
+        let (layout, shape) = (self.facts.spec.network.layers[layer].layout, self.facts.sizes.layers[layer].input);
         to.ops.push_back(Op::Normalise(NormaliseOp { layer, layout, weights, shape, frames }));
     }
 
@@ -277,7 +269,7 @@ impl Emitter {
         let partial_sums = self.partial_sums(of, &mut to.arenas.device);
         let residuals = self.residuals(of);
         let outputs = self.outputs(of, residuals.as_deref(), &mut to.arenas.device);
-        let facts = &self.facts.network.layers[layer];
+        let facts = &self.facts.spec.network.layers[layer];
         let shortcuts = of.added.filter(|_| residuals.is_none() && self.facts.purpose != Purpose::Rehearsal);
         let shortcuts = shortcuts.map(resident);
         let end = self.caches[layer].inputs.end();
@@ -306,7 +298,7 @@ impl Emitter {
 
     /// The frames that are added as they are.
     pub fn residuals(&self, of: &LayerOutputs) -> Option<Vec<Slot>> {
-        let is_residual = self.facts.network.layers[of.layer].layout.shortcut.is_none();
+        let is_residual = self.facts.spec.network.layers[of.layer].layout.shortcut.is_none();
         of.added.filter(|_| is_residual).map(resident)
     }
 
@@ -328,10 +320,10 @@ impl Emitter {
             return PartialSums { before, after: None };
         }
         // Partial sums that stay in place, or outlive the turn of an interleaved work item, are pooled.
-        let kind = if in_place || self.facts.is_interleaved { SlotKind::Pooled } else { SlotKind::Packed };
+        let kind = if in_place || self.facts.spec.is_interleaved() { SlotKind::Pooled } else { SlotKind::Packed };
         let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, kind));
         self.caches[layer].partial_sums = Some(into);
-        let (time, read) = (&self.facts.network.layers[layer].time, self.facts.oldest_needed(layer, end));
+        let (time, read) = (&self.facts.spec.network.layers[layer].time, self.facts.oldest_needed(layer, end));
         let pending = (end..).map(|frame| time.recipe(frame)).take_while(|recipe| recipe.terms()[0].input < read);
         let pending = pending.map(|recipe| self.queued_terms(layer, &recipe, read)).collect();
         PartialSums { before, after: Some(PartialSumsOut { pending, into }) }
@@ -362,7 +354,7 @@ impl Emitter {
 
     /// Mixes the pixels of each frame. Nobody else reads the projections.
     pub fn attention(&mut self, project: LayerId, projections: Vec<Slot>, to: &mut Sink) -> Vec<SlotRef> {
-        debug_assert_eq!(self.facts.network.layers[project].layout.window, Window::Point);
+        debug_assert_eq!(self.facts.spec.network.layers[project].layout.window, Window::Point);
         let (shape, bytes) = (self.facts.sizes.layers[project].input, self.facts.sizes.layers[project].output);
         let mixed: Vec<Slot> = projections.iter().map(|_| to.arenas.device.take(bytes, SlotKind::Packed)).collect();
         let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
@@ -374,8 +366,8 @@ impl Emitter {
     /// The input frames that a layer keeps on the device after the chunk.
     pub fn kept_inputs(&self, layer: LayerId, chunk: &Chunk) -> Kept {
         let keeps_frames = !self.facts.is_banded(layer) && self.facts.sizes.layers[layer].partial_sums.is_none();
-        if keeps_frames && (self.facts.is_periodic || self.facts.is_interleaved) {
-            Kept::From(self.facts.network.layers[layer].time.oldest(chunk.frames.end))
+        if keeps_frames && (self.facts.is_periodic || self.facts.spec.is_interleaved()) {
+            Kept::From(self.facts.spec.network.layers[layer].time.oldest(chunk.frames.end))
         } else {
             Kept::None
         }

@@ -40,10 +40,10 @@ impl Emitter {
     /// them: a band reads its rows before it writes any.
     pub fn conv_banded(&mut self, of: &LayerOutputs, inputs: Inputs, to: &mut Sink) -> Vec<SlotRef> {
         let weights = self.weights.of(of.layer, to);
-        let outputs = self.banded_outputs(of, &inputs, to.arenas);
+        let outputs = self.banded_outputs(of, &inputs, &mut to.arenas);
         let mut inputs = self.band_inputs(of, inputs.frames, of.frames.end);
-        match self.facts.policy.layers[of.layer].cache {
-            Placement::Columns { .. } => self.write_cache(of, &mut inputs, to.arenas),
+        match self.facts.spec.policy.layers[of.layer].cache {
+            Placement::Columns { .. } => self.write_cache(of, &mut inputs, &mut to.arenas),
             Placement::Recomputed => self.write_statistics(of, &mut inputs, &mut to.arenas.device),
         }
         self.emit_bands(of, weights, inputs, &outputs, to);
@@ -55,7 +55,7 @@ impl Emitter {
         let queue = &self.caches[of.layer].inputs;
         let frames: Vec<SlotRef> = queue.frames.iter().copied().map(FrameRef::Resident).collect();
         let inputs = self.band_inputs(of, &frames, queue.end());
-        let outputs = self.banded_outputs(of, &Inputs { frames: &[], consumed: false }, to.arenas);
+        let outputs = self.banded_outputs(of, &Inputs { frames: &[], consumed: false }, &mut to.arenas);
         self.emit_bands(of, None, inputs, &outputs, to);
         outputs
     }
@@ -68,7 +68,7 @@ impl Emitter {
         outputs: &[SlotRef],
         to: &mut Sink,
     ) {
-        let (facts, sizes) = (&self.facts.network.layers[of.layer], &self.facts.sizes.layers[of.layer]);
+        let (facts, sizes) = (&self.facts.spec.network.layers[of.layer], &self.facts.sizes.layers[of.layer]);
         to.ops.push_back(Op::BandedConv(Box::new(BandedConvOp {
             layer: of.layer,
             layout: facts.layout,
@@ -97,9 +97,9 @@ impl Emitter {
             first,
             unstored: first + split.len() as u64..end,
             fresh: end - fresh.len() as u64..end,
-            rounds: self.facts.network.layers[of.layer].cache == CacheFormat::U8,
+            rounds: self.facts.spec.network.layers[of.layer].cache == CacheFormat::U8,
         };
-        let time = &self.facts.network.layers[of.layer].time;
+        let time = &self.facts.spec.network.layers[of.layer].time;
         for output in of.frames.clone().filter(|_| all.rounds) {
             for term in time.recipe(output).terms() {
                 if all.is_rounded(term.input, output) {
@@ -111,7 +111,7 @@ impl Emitter {
     }
 
     fn banded_frames(&self, of: &LayerOutputs, outputs: &[SlotRef], inputs: &BandInputs) -> Vec<BandedFrame<Slots>> {
-        let facts = &self.facts.network.layers[of.layer];
+        let facts = &self.facts.spec.network.layers[of.layer];
         let residuals = self.residuals(of);
         let shortcuts = of.added.filter(|_| residuals.is_none());
         let banded = of.frames.clone().zip(outputs).enumerate().map(|(i, (frame, out))| {
@@ -137,7 +137,7 @@ impl Emitter {
     fn banded_outputs(&self, of: &LayerOutputs, inputs: &Inputs, arenas: &mut Arenas) -> Vec<SlotRef> {
         let sizes = &self.facts.sizes.layers[of.layer];
         let statistics = |arenas: &mut Arenas| arenas.device.take(self.facts.sizes.statistics, SlotKind::Packed);
-        let mut outputs: Vec<SlotRef> = match self.facts.policy.layers[of.layer].output {
+        let mut outputs: Vec<SlotRef> = match self.facts.spec.policy.layers[of.layer].output {
             Memory::Host => {
                 let offloaded = of.materialised().map(|_| FrameRef::Offloaded {
                     statistics: statistics(arenas),
@@ -162,7 +162,7 @@ impl Emitter {
     /// How a layer computes these output frames again from its `inputs`. If it has a norm, both end with the same
     /// frame.
     pub fn rematerialised_by(&self, layer: LayerId, frames: Range<u64>, inputs: &FrameQueue) -> Rematerialise<Slots> {
-        let facts = &self.facts.network.layers[layer];
+        let facts = &self.facts.spec.network.layers[layer];
         let has_norm = facts.layout.prologue != Prologue::None;
         let normalised = (facts.time.oldest(frames.start)..inputs.end()).filter(|_| has_norm);
         let needed = frames.take_while(|_| self.facts.purpose != Purpose::Rehearsal);

@@ -17,6 +17,7 @@ pub use emit::Purpose;
 pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::repeats::{ItemPlace, all_items, distinct_items};
@@ -48,7 +49,7 @@ struct Canvas {
 pub struct Schedule {
     spec: ScheduleSpec,
     canvas_bytes: u64,
-    arenas: Arenas,
+    to: Sink,
     items: Vec<WorkItem>,
     /// Of each work item. A rehearsal has one for each kind.
     places: Vec<ItemPlace>,
@@ -57,7 +58,6 @@ pub struct Schedule {
     in_turn: bool,
     /// Whether a host pushes frames through [`Schedule::load`], or they are loaded as needed.
     pushed: bool,
-    queue: VecDeque<Op<Slots>>,
     canvases: BTreeMap<(u64, u64), Canvas>,
     /// Finished frames of each clip of a stream. They leave when every clip of the batch has one.
     outbox: Vec<VecDeque<Slot>>,
@@ -72,14 +72,14 @@ impl Schedule {
             Purpose::Run => all_items(&spec),
             Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
         };
-        let sizes_of = |input: FrameShape| FrameSizes::new(&spec.network, &spec.policy, input, target);
-        let largest = Arc::new(sizes_of(spec.largest_tile()));
-        let mut known: Vec<Arc<FrameSizes>> = vec![Arc::clone(&largest)];
+        let largest = spec.largest_tile();
+        let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut shared_sizes = |input: FrameShape| {
             let same = known.iter().find(|sizes| sizes.input == input).cloned();
             same.unwrap_or_else(|| {
-                let own = sizes_of(input);
-                known.push(Arc::new(if spec.is_interleaved() { own } else { own.in_slots_of(&largest) }));
+                // Work items that run one after the other share slots; otherwise each size of tile would have its own.
+                let slots = if spec.is_interleaved() { input } else { largest };
+                known.push(Arc::new(FrameSizes::new(&spec.network, &spec.policy, input, slots, target)));
                 Arc::clone(&known[known.len() - 1])
             })
         };
@@ -94,13 +94,12 @@ impl Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..clips).map(|_| VecDeque::new()).collect(),
             spec,
-            arenas,
+            to: Sink { arenas, ops: VecDeque::new() },
             items,
             places,
             current: 0,
             in_turn: false,
             pushed: frames.is_none(),
-            queue: VecDeque::new(),
             canvases: BTreeMap::new(),
             stored: first,
             finished: Vec::new(),
@@ -116,12 +115,12 @@ impl Schedule {
     }
 
     pub fn arenas(&self) -> &Arenas {
-        &self.arenas
+        &self.to.arenas
     }
 
     /// Input frames that a push would take now.
     pub fn room(&self) -> u64 {
-        if self.queue.is_empty() { self.items[0].room() } else { 0 }
+        if self.to.ops.is_empty() { self.items[0].room() } else { 0 }
     }
 
     /// The next input frame to load.
@@ -133,11 +132,11 @@ impl Schedule {
     pub fn load(&mut self) {
         for (item, place) in self.items.iter_mut().zip(&self.places) {
             if place.items > 1 {
-                self.arenas.begin_group();
+                self.to.arenas.begin_group();
             }
-            item.load(&mut Sink { arenas: &mut self.arenas, ops: &mut self.queue });
+            item.load(&mut self.to);
             if place.items > 1 {
-                self.arenas.end_group(place.items - 1);
+                self.to.arenas.end_group(place.items - 1);
             }
         }
     }
@@ -145,27 +144,26 @@ impl Schedule {
     /// Sets where the input ends.
     pub fn set_total(&mut self, frames: u64) {
         for item in &mut self.items {
-            item.set_total(frames, &mut self.arenas);
+            item.set_total(frames, &mut self.to.arenas);
         }
-        self.arenas.each(|arena| arena.set_partial(self.items[0].is_partial()));
+        self.to.arenas.each(|arena| arena.set_partial(self.items[0].is_partial()));
     }
 
     /// The next operation. It stays in front until [`Schedule::done`], so an interrupted operation runs again.
     pub fn front(&self) -> Option<&Op<Slots>> {
-        self.queue.front()
+        self.to.ops.front()
     }
 
     pub fn done(&mut self) {
-        self.queue.pop_front();
+        self.to.ops.pop_front();
     }
 
     /// Puts an operation in front, if there is one.
     pub fn prepare_next(&mut self) -> Next {
-        while self.queue.is_empty() {
+        while self.to.ops.is_empty() {
             self.begin_turn();
             let item = &mut self.items[self.current];
-            let to = &mut Sink { arenas: &mut self.arenas, ops: &mut self.queue };
-            if item.advance(!self.pushed, to, &mut self.finished) {
+            if item.advance(!self.pushed, &mut self.to, &mut self.finished) {
                 self.hand_over();
             } else if !self.next_item() {
                 return if self.items.iter().all(WorkItem::is_complete) { Next::End } else { Next::Input };
@@ -176,14 +174,14 @@ impl Schedule {
 
     fn begin_turn(&mut self) {
         if !std::mem::replace(&mut self.in_turn, true) {
-            (0..self.places[self.current].begins).for_each(|_| self.arenas.begin_group());
+            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.begin_group());
         }
     }
 
     fn end_turn(&mut self) {
         if std::mem::replace(&mut self.in_turn, false) {
             let ends = self.places[self.current].ends;
-            ends.into_iter().flatten().for_each(|times| self.arenas.end_group(times));
+            ends.into_iter().flatten().for_each(|times| self.to.arenas.end_group(times));
         }
     }
 
@@ -191,44 +189,45 @@ impl Schedule {
     fn next_item(&mut self) -> bool {
         match self.spec.order {
             ItemOrder::ItemByItem if !self.items[self.current].is_complete() => {
-                let blocked = self.items[self.current].room() > 0;
-                if !blocked {
-                    self.items[self.current].next_slice();
-                    self.arenas.each(|arena| arena.next_slice(self.items[self.current].is_partial()));
-                }
-                !blocked
+                self.next_slice(self.current..self.current + 1)
             }
             ItemOrder::ItemByItem => {
                 let more = self.current + 1 < self.items.len();
                 if more {
-                    self.items[self.current].clear(&mut self.arenas);
+                    self.items[self.current].clear(&mut self.to.arenas);
                     self.end_turn();
                     self.current += 1;
-                    self.arenas.each(|arena| arena.first_slice(self.items[self.current].is_partial()));
+                    self.to.arenas.each(|arena| arena.begin_slice(0, self.items[self.current].is_partial()));
                 }
                 more
             }
             ItemOrder::SliceBySlice => {
                 if self.items[self.current].is_complete() {
                     // Nothing packed may outlive the turn.
-                    self.items[self.current].clear(&mut self.arenas);
+                    self.items[self.current].clear(&mut self.to.arenas);
                 }
                 self.end_turn();
                 self.current += 1;
-                self.arenas.each(Arena::next_item);
+                self.to.arenas.each(Arena::next_item);
                 if self.current < self.items.len() {
                     return true;
                 }
                 self.current = 0;
-                // Between slices all items have loaded the same number of frames.
-                let (blocked, complete) = (self.items[0].room() > 0, self.items[0].is_complete());
-                if !blocked && !complete {
-                    self.items.iter_mut().for_each(WorkItem::next_slice);
-                    self.arenas.each(|arena| arena.next_slice(self.items[0].is_partial()));
-                }
-                !blocked && !complete
+                self.next_slice(0..self.items.len())
             }
         }
+    }
+
+    /// Begins the next slice of work items, which have loaded the same number of frames; `false` if there is none yet.
+    fn next_slice(&mut self, items: Range<usize>) -> bool {
+        let items = &mut self.items[items];
+        if items[0].room() > 0 || items[0].is_complete() {
+            return false;
+        }
+        items.iter_mut().for_each(WorkItem::next_slice);
+        let partial = items[0].is_partial();
+        self.to.arenas.each(|arena| arena.begin_slice(arena.slices(), partial));
+        true
     }
 
     /// Blends or stores the frames that a work item has finished.
@@ -244,14 +243,14 @@ impl Schedule {
 
     fn blend(&mut self, place: ItemPlace, frame: u64, from: Slot) {
         let (item, batch) = (place.item, place.batch);
-        let (arena, bytes) = (&mut self.arenas.device, self.canvas_bytes);
+        let (arena, bytes) = (&mut self.to.arenas.device, self.canvas_bytes);
         let canvas = || Canvas { slot: arena.take(bytes, SlotKind::Pooled), tiles: 0 };
         let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
-        self.queue.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));
+        self.to.ops.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));
         canvas.tiles += 1;
         let complete = canvas.tiles == self.items.len() / self.outbox.len();
-        self.arenas.device.drop(from);
+        self.to.arenas.device.drop(from);
         if complete {
             self.canvases.remove(&(batch, frame));
             self.finish(place, frame, into);
@@ -261,8 +260,8 @@ impl Schedule {
     /// A whole frame is finished.
     fn finish(&mut self, place: ItemPlace, frame: u64, from: Slot) {
         if !self.pushed {
-            self.queue.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
-            self.arenas.device.drop(from);
+            self.to.ops.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
+            self.to.arenas.device.drop(from);
             return;
         }
         self.outbox[place.clip].push_back(from);
@@ -271,8 +270,8 @@ impl Schedule {
             for (clip, frames) in self.outbox.iter_mut().enumerate() {
                 let ItemPlace { batch, clips, .. } = self.places[clip * tiles];
                 let from = frames.pop_front().expect("checked above");
-                self.queue.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
-                self.arenas.device.drop_with(from, clips - 1);
+                self.to.ops.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
+                self.to.arenas.device.drop_with(from, clips - 1);
             }
             self.stored += 1;
         }
@@ -287,54 +286,44 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
-        let goes_on =
-            |arenas: &Arenas| slices.is_none_or(|most| arenas.device.slices() <= most) && !target.is_cancelled();
-        let feed = |schedule: &mut Schedule| goes_on(&schedule.arenas) && schedule.feed(frames);
-        self.walk(feed, |arenas, op, _| {
-            let goes_on = goes_on(arenas);
-            if goes_on {
-                seen(arenas.device.slices(), op);
-            }
+        self.walk(frames, |schedule, op| {
+            let slice = schedule.to.arenas.device.slices();
+            let goes_on = slices.is_none_or(|most| slice <= most) && !target.is_cancelled();
+            op.filter(|_| goes_on).into_iter().for_each(|op| seen(slice, op));
             goes_on
         });
-        self.arenas
+        self.to.arenas
     }
 
     /// Takes the operations of a stream without running them, up to the slice that input ending at frame `end` ends in.
     pub fn follow_stream(&mut self, end: u64, target: &Target) {
-        let feed = |schedule: &mut Schedule| schedule.loaded() + schedule.room() <= end && schedule.feed(None);
         if self.pushed {
-            self.walk(feed, |_, _, _| !target.is_cancelled());
+            self.walk(None, |schedule, op| {
+                !target.is_cancelled() && (op.is_some() || schedule.loaded() + schedule.room() <= end)
+            });
         }
     }
 
-    /// Gives a stream the input of its slice, which ends at frame `end` if that is known. Returns `true`.
-    pub fn feed(&mut self, end: Option<u64>) -> bool {
+    /// Gives a stream the input of its slice, which ends at frame `end` if that is known.
+    fn feed(&mut self, end: Option<u64>) {
         if end == Some(self.loaded()) {
             self.set_total(self.loaded());
         } else {
             let room = end.map_or(self.room(), |end| self.room().min(end - self.loaded()));
             (0..room).for_each(|_| self.load());
         }
-        true
     }
 
-    /// Takes every operation without running it, until `step` returns `false`. A stream gets its input by `feed`, until
-    /// that returns `false`. The flag of `step` is `true` for the last operation of those that were queued together.
-    /// Returns whether every operation was taken.
-    pub fn walk(
-        &mut self,
-        mut feed: impl FnMut(&mut Schedule) -> bool,
-        mut step: impl FnMut(&Arenas, &Op<Slots>, bool) -> bool,
-    ) -> bool {
+    /// Takes every operation without running it, until `step` returns `false`. A stream is fed up to frame `end`, if
+    /// that is known; before that `step` sees no operation. Returns whether every operation was taken.
+    pub fn walk(&mut self, end: Option<u64>, mut step: impl FnMut(&Schedule, Option<&Op<Slots>>) -> bool) -> bool {
         loop {
-            match (self.prepare_next(), self.queue.pop_front()) {
-                (Next::Op, Some(op)) => {
-                    if !step(&self.arenas, &op, self.queue.is_empty()) {
-                        return false;
-                    }
-                }
-                (Next::Input, _) if self.pushed && feed(self) => {}
+            let next = self.prepare_next();
+            let op = self.to.ops.pop_front();
+            match next {
+                Next::Op if step(self, op.as_ref()) => {}
+                Next::Input if self.pushed && step(self, None) => self.feed(end),
+                Next::Op => return false,
                 _ => return true,
             }
         }

@@ -4,6 +4,7 @@
 //! so [groups](crate::plan::arena::Arena::begin_group) count them exactly.
 
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
+use crate::plan::tiles::first_inner_last;
 
 /// A work item of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,12 +66,4 @@ pub fn distinct_items(spec: &ScheduleSpec, is_stream: bool) -> Vec<ItemPlace> {
         }
     }
     places
-}
-
-/// The first of `count`, the second for all inner ones, and the last, each with how many it stands for.
-fn first_inner_last(count: usize) -> Vec<(usize, usize)> {
-    match count {
-        0..=2 => (0..count).map(|i| (i, 1)).collect(),
-        _ => vec![(0, 1), (1, count - 2), (count - 1, 1)],
-    }
 }

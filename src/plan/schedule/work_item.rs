@@ -30,32 +30,25 @@ pub struct WorkItem {
     /// Where the input ends, once known, and where the frames of each stage then end.
     total: Option<u64>,
     ends: Option<Vec<u64>>,
-    /// Of each stage, the first input frame that is still queued when the current slice is done.
-    first_queued: Vec<u64>,
     /// Of each stage, outputs of its head that wait for their chunk.
     early: Vec<Vec<SlotRef>>,
 }
 
-/// The frames of a chunk that each layer of a stage has computed and that later layers read.
+/// The frames of a chunk that each layer has computed and that later layers of the stage read.
 struct ChunkValues {
-    head: LayerId,
-    frames: Vec<Vec<SlotRef>>,
+    of: Vec<Vec<SlotRef>>,
     /// Of each layer, which of its output frames outlive the chunk.
     kept: Vec<Kept>,
 }
 
 impl ChunkValues {
-    fn of(&mut self, layer: LayerId) -> &mut Vec<SlotRef> {
-        &mut self.frames[layer - self.head]
-    }
-
     fn take(&mut self, layer: LayerId) -> Vec<SlotRef> {
-        std::mem::take(self.of(layer))
+        std::mem::take(&mut self.of[layer])
     }
 
     /// The last frames of a value: a range may have more of them than its reader computes.
-    fn last_frames(&mut self, source: Source, count: usize) -> Vec<SlotRef> {
-        let frames = self.of(layer_of(source));
+    fn last_frames(&self, source: Source, count: usize) -> Vec<SlotRef> {
+        let frames = &self.of[layer_of(source)];
         frames[frames.len() - count..].to_vec()
     }
 }
@@ -79,9 +72,10 @@ impl WorkItem {
         place: &ItemPlace,
         purpose: Purpose,
     ) -> WorkItem {
-        let (network, cone) = (Arc::clone(&spec.network), Arc::clone(&spec.cone));
-        let stages = network.stages.len();
-        let mut item_state = WorkItem {
+        let (network, cone) = (&spec.network, &spec.cone);
+        let facts = ItemFacts { spec: spec.clone(), sizes, purpose, is_periodic: is_periodic(spec, frames) };
+        WorkItem {
+            emitter: Emitter::new(facts),
             item: place.item,
             batch: place.batch,
             computed: network.stages.iter().map(|stage| cone.first(stage.head())).collect(),
@@ -89,20 +83,8 @@ impl WorkItem {
             slice_end: spec.first_slice_end(frames),
             total: None,
             ends: None,
-            first_queued: vec![0; stages],
-            early: vec![Vec::new(); stages],
-            emitter: Emitter::new(ItemFacts {
-                is_periodic: is_periodic(spec, frames),
-                is_interleaved: spec.is_interleaved(),
-                network,
-                cone,
-                sizes,
-                policy: Arc::clone(&spec.policy),
-                purpose,
-            }),
-        };
-        item_state.look_ahead();
-        item_state
+            early: vec![Vec::new(); network.stages.len()],
+        }
     }
 
     fn facts(&self) -> &ItemFacts {
@@ -110,26 +92,23 @@ impl WorkItem {
     }
 
     fn network(&self) -> &Network {
-        &self.emitter.facts.network
+        &self.emitter.facts.spec.network
     }
 
     fn head_of(&self, stage: usize) -> LayerId {
         self.network().stages[stage].head()
     }
 
-    /// Finds which input frames of each stage the current slice leaves queued.
-    fn look_ahead(&mut self) {
-        let made = self.network().stage_frames(self.slice_end);
-        for (stage, made) in made.into_iter().enumerate() {
-            let head = self.head_of(stage);
-            let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
-            self.first_queued[stage] = self.facts().oldest_needed(head, next.max(self.first(stage)));
-        }
+    /// The first input frame of a stage that is still queued when the current slice is done.
+    fn first_queued(&self, stage: usize) -> u64 {
+        let made = self.network().stage_frames(self.slice_end)[stage];
+        let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
+        self.facts().oldest_needed(self.head_of(stage), next.max(self.first(stage)))
     }
 
     /// The first frame of a stage.
     fn first(&self, stage: usize) -> u64 {
-        self.facts().cone.first(self.head_of(stage))
+        self.facts().spec.cone.first(self.head_of(stage))
     }
 
     /// Up to which frame a stage computes whose input suffices for frames up to `end`.
@@ -142,18 +121,18 @@ impl WorkItem {
     /// first output of the layers whose input they are.
     fn least_first_chunk(&self, stage: usize) -> u64 {
         let head = self.head_of(stage);
-        if self.facts().policy.layers[head].rematerialised == 0 {
+        if self.facts().spec.policy.layers[head].rematerialised == 0 {
             return 1;
         }
         let readers = self.network().readers(head).iter().filter(|reader| reader.role == Role::Input);
-        let ends = readers.map(|reader| self.facts().cone.first(reader.layer) + 1);
+        let ends = readers.map(|reader| self.facts().spec.cone.first(reader.layer) + 1);
         ends.max().map_or(1, |end| end - self.first(stage))
     }
 
     /// The layer of a stage whose cache is recomputed.
     fn recomputes(&self, stage: usize) -> Option<LayerId> {
         let mut body = self.network().stages[stage].body();
-        body.find(|layer| self.facts().policy.layers[*layer].cache == Placement::Recomputed)
+        body.find(|layer| self.facts().spec.policy.layers[*layer].cache == Placement::Recomputed)
     }
 
     /// Outputs of a stage's head that the next chunk needs again.
@@ -178,30 +157,29 @@ impl WorkItem {
     /// Whether the current slice is the last and, even padded, makes less than others.
     pub fn is_partial(&self) -> bool {
         let Some(total) = self.total else { return false };
-        if total == self.facts().cone.first_input {
+        if total == self.facts().spec.cone.first_input {
             return true;
         }
         let end = self.network().padded_frames(total);
-        end < self.slice_end || end == self.slice_end && self.facts().cone.is_trimmed()
+        end < self.slice_end || end == self.slice_end && self.facts().spec.cone.is_trimmed()
     }
 
     pub fn next_slice(&mut self) {
-        self.slice_end += self.facts().policy.slice;
-        self.look_ahead();
+        self.slice_end += self.facts().spec.policy.slice;
     }
 
     /// Sets where the input ends. Must be called before the last slice ends.
     pub fn set_total(&mut self, total: u64, arenas: &mut Arenas) {
         self.total = Some(total);
-        if total > self.facts().cone.first_input {
-            self.ends = Some(self.facts().cone.stage_ends(self.network(), total));
+        if total > self.facts().spec.cone.first_input {
+            self.ends = Some(self.facts().spec.cone.stage_ends(self.network(), total));
         }
         self.pad(&mut arenas.device);
     }
 
     /// Drops all caches.
     pub fn clear(&mut self, arenas: &mut Arenas) {
-        self.emitter.clear(arenas);
+        self.emitter.caches.iter_mut().for_each(|cache| cache.clear(arenas));
     }
 
     /// Loads the next input frame.
@@ -218,7 +196,7 @@ impl WorkItem {
 
     /// Repeats the last frame of a clip until its length fits the latent frame rate.
     fn pad(&mut self, arena: &mut Arena) {
-        if self.total != Some(self.loaded) || self.loaded == self.facts().cone.first_input {
+        if self.total != Some(self.loaded) || self.loaded == self.facts().spec.cone.first_input {
             return;
         }
         let (needed, head) = (self.network().padded_frames(self.loaded), self.head_of(0));
@@ -259,7 +237,7 @@ impl WorkItem {
     /// Frames of a stage's next chunk.
     fn chunk_frames(&self, stage: usize) -> u64 {
         let is_first = self.computed[stage] == self.first(stage);
-        if is_first { self.first_chunk(stage) } else { self.facts().policy.chunks[stage] }
+        if is_first { self.first_chunk(stage) } else { self.facts().spec.policy.chunks[stage] }
     }
 
     /// Frames of a stage's first chunk, if there is input for as many.
@@ -274,7 +252,7 @@ impl WorkItem {
     /// Where caches are offloaded, an incomplete chunk comes first: there is no cache to move yet, and at the end it
     /// would move all of it for few frames.
     fn incomplete_chunk(&self, stage: usize) -> Option<u64> {
-        let (network, policy) = (self.network(), &self.facts().policy);
+        let (network, policy) = (self.network(), &self.facts().spec.policy);
         let offloads = network.stages[stage].body().any(|layer| policy.layers[layer].cache.uses_host());
         let made = network.stage_frames(self.slice_end)[stage].saturating_sub(self.first(stage));
         (offloads && made > 0).then(|| (made - 1) % policy.chunks[stage] + 1)
@@ -283,7 +261,7 @@ impl WorkItem {
     /// A whole chunk, or one frame less: frame 0 has no partner, so the first chunk ends at an odd number of frames, and
     /// the others have whole pairs.
     fn chunk_up_to_pair(&self, stage: usize) -> u64 {
-        let chunk = self.facts().policy.chunks[stage];
+        let chunk = self.facts().spec.policy.chunks[stage];
         chunk - u64::from(self.network().chunk_pairs(stage).are_kept(chunk) && self.cuts_pair(stage, chunk))
     }
 
@@ -301,21 +279,19 @@ impl WorkItem {
     /// Computes one chunk of a stage, layer by layer.
     fn compute(&mut self, stage: usize, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) {
         let facts = Arc::clone(&self.emitter.facts);
-        let (network, cone) = (&facts.network, &facts.cone);
+        let (network, cone) = (&facts.spec.network, &facts.spec.cone);
         let count = self.ready(stage).min(self.chunk_frames(stage));
         let chunk = self.chunk_to(stage, self.computed[stage] + count);
         self.computed[stage] = chunk.frames.end;
         let layers = &network.stages[stage];
         let needed = layers.body().map(|layer| NeededWeights { layer, frames: cone.outputs(layer, &chunk.frames) });
-        let offloaded = |needed: &NeededWeights| facts.policy.layers[needed.layer].weights == Memory::Host;
+        let offloaded = |needed: &NeededWeights| facts.spec.policy.layers[needed.layer].weights == Memory::Host;
         self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
-        let frames = vec![Vec::new(); layers.layers.len()];
-        let mut values = ChunkValues { head: layers.head(), frames, kept: self.kept_outputs(&chunk) };
+        let mut values = ChunkValues { of: vec![Vec::new(); network.layers.len()], kept: self.kept_outputs(&chunk) };
         let reads_input_last = self.reads_input_last(&chunk);
         for layer in layers.layers.clone() {
             if layer == layers.head() {
-                let made = self.head(&chunk, values.kept[0], to);
-                *values.of(layer) = made;
+                values.of[layer] = self.head(&chunk, values.kept[layer], to);
             } else {
                 self.body_layer(layer, &chunk, &mut values, to);
             }
@@ -324,7 +300,7 @@ impl WorkItem {
                 self.emitter.drop_inputs_before(layers.head(), end, &chunk, &mut to.arenas.device);
             }
             if layer == layers.head() {
-                self.emitter.hand_around(layer, chunk.frames.clone(), values.of(layer), to);
+                self.emitter.hand_around(layer, chunk.frames.clone(), &values.of[layer], to);
             }
         }
         let outputs = resident(&values.take(layers.last()));
@@ -339,7 +315,7 @@ impl WorkItem {
 
     /// Interleaved, every frame may outlive the item's turn. Otherwise none does.
     fn outlives_turn(&self) -> Kept {
-        if self.facts().is_interleaved { Kept::From(0) } else { Kept::None }
+        if self.facts().spec.is_interleaved() { Kept::From(0) } else { Kept::None }
     }
 
     /// Where frames wait for their chunk, a downsampler runs early: its output is smaller.
@@ -382,56 +358,57 @@ impl WorkItem {
     /// The outputs of a layer whose input is made in the same stage. Drops the values that no later layer reads.
     fn body_layer(&mut self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues, to: &mut Sink) {
         let facts = Arc::clone(&self.emitter.facts);
-        let (network, own) = (&*facts.network, &facts.network.layers[layer]);
+        let (network, own) = (&*facts.spec.network, &facts.spec.network.layers[layer]);
         let from = layer_of(own.input);
-        if !values.of(from).is_empty() {
-            let frames = facts.cone.outputs(layer, &chunk.frames);
+        if !values.of[from].is_empty() {
+            let frames = facts.spec.cone.outputs(layer, &chunk.frames);
             let made = frames.clone();
             let added = own.addend.map(|source| values.last_frames(source, frames.clone().count()));
             let outputs = LayerOutputs {
                 added: added.as_deref(),
                 rematerialised: self.emitter.hidden(layer, chunk),
                 rematerialise: self.rematerialise(layer, chunk, values),
-                ..LayerOutputs::plain(layer, chunk, frames, values.kept[layer - values.head])
+                ..LayerOutputs::plain(layer, chunk, frames, values.kept[layer])
             };
             let consumed = consumes_input(network, layer);
             let input = values.take(from);
             if own.attends {
                 let mixed = self.emitter.attention(layer, resident(&input), to);
-                *values.of(layer) = self.emitter.conv(&outputs, Inputs { frames: &mixed, consumed: true }, to);
+                values.of[layer] = self.emitter.conv(&outputs, Inputs { frames: &mixed, consumed: true }, to);
             } else {
-                *values.of(layer) = self.emitter.conv(&outputs, Inputs { frames: &input, consumed }, to);
+                values.of[layer] = self.emitter.conv(&outputs, Inputs { frames: &input, consumed }, to);
                 if !consumed {
-                    *values.of(from) = input;
+                    values.of[from] = input;
                 }
             }
-            self.emitter.hand_around(layer, made, values.of(layer), to);
+            self.emitter.hand_around(layer, made, &values.of[layer], to);
         }
         let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
         for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
-            drop_frames(values.take(from), to.arenas);
+            drop_frames(values.take(from), &mut to.arenas);
         }
     }
 
     /// How the rematerialised frames that a layer reads are computed: those of its cache by the stage's head, others by
     /// the layer that made them. A head's input is queued; that of another layer is a value of the chunk.
-    fn rematerialise(&self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues) -> Option<Rematerialise<Slots>> {
+    fn rematerialise(&self, layer: LayerId, chunk: &Chunk, values: &ChunkValues) -> Option<Rematerialise<Slots>> {
+        let head = self.head_of(chunk.stage);
         let recomputed = self.emitter.caches[layer].statistics.len() as u64;
         let (by, frames) = if recomputed > 0 {
-            let end = chunk.frames.end - values.of(values.head).len() as u64;
-            (values.head, end - recomputed..end)
+            let end = chunk.frames.end - values.of[head].len() as u64;
+            (head, end - recomputed..end)
         } else {
-            let by = self.facts().policy.rematerialised_for(self.network(), layer)?;
-            let count = values.of(by).iter().filter(|frame| frame.is_rematerialised()).count() as u64;
+            let by = self.facts().spec.policy.rematerialised_for(self.network(), layer)?;
+            let count = values.of[by].iter().filter(|frame| frame.is_rematerialised()).count() as u64;
             (by, chunk.frames.end - count..chunk.frames.end)
         };
         if frames.is_empty() {
             return None;
         }
-        if by == values.head {
+        if by == head {
             return Some(self.emitter.rematerialised_by(by, frames, &self.emitter.caches[by].inputs));
         }
-        let inputs = resident(values.of(layer_of(self.network().layers[by].input)));
+        let inputs = resident(&values.of[layer_of(self.network().layers[by].input)]);
         let inputs = FrameQueue { first: chunk.frames.end - inputs.len() as u64, frames: inputs.into() };
         Some(self.emitter.rematerialised_by(by, frames, &inputs))
     }
@@ -441,11 +418,11 @@ impl WorkItem {
     fn kept_outputs(&self, chunk: &Chunk) -> Vec<Kept> {
         let (facts, network) = (self.facts(), self.network());
         let stage = &network.stages[chunk.stage];
-        let mut kept = vec![Kept::None; stage.layers.len()];
+        let mut kept = vec![Kept::None; network.layers.len()];
         for layer in stage.layers.clone().rev() {
             let of_reader = |reader: &Reader| match reader.role {
-                Role::Input => self.kept_input(reader.layer, chunk, kept[reader.layer - stage.head()]),
-                Role::Residual if facts.sizes.adds_in_place => kept[reader.layer - stage.head()],
+                Role::Input => self.kept_input(reader.layer, chunk, kept[reader.layer]),
+                Role::Residual if facts.sizes.adds_in_place => kept[reader.layer],
                 Role::Residual | Role::Shortcut => Kept::None,
             };
             let read = match layer {
@@ -454,7 +431,7 @@ impl WorkItem {
             };
             // What waits to be added around a level may do so for long.
             let waits = !network.added_around(layer).is_empty();
-            kept[layer - stage.head()] = read.min(if waits { self.outlives_turn() } else { Kept::None });
+            kept[layer] = read.min(if waits { self.outlives_turn() } else { Kept::None });
         }
         kept
     }
@@ -463,12 +440,12 @@ impl WorkItem {
     /// as that stage's first output.
     fn kept_by_next_stage(&self, stage: usize) -> Kept {
         let Some(next) = self.network().stages.get(stage + 1) else { return self.outlives_turn() };
-        if !self.facts().is_interleaved {
+        if !self.facts().spec.is_interleaved() {
             return Kept::None;
         }
         let passes = self.computed[stage + 1] == 0 && self.network().layers[next.head()].time.rule.passes_first();
         let passed = if passes { self.kept_by_next_stage(stage + 1) } else { Kept::None };
-        Kept::From(self.first_queued[stage + 1]).min(if passed == Kept::From(0) { passed } else { Kept::None })
+        Kept::From(self.first_queued(stage + 1)).min(if passed == Kept::From(0) { passed } else { Kept::None })
     }
 
     /// Which frames of a layer's input it keeps, or overwrites with frames that are kept. `output`: of its outputs,
@@ -487,7 +464,7 @@ impl WorkItem {
             && own.residual().is_none()
             && normalised == Some(facts.sizes.layers[layer].output);
         let written = if overwrites { output } else { Kept::None };
-        let waits = facts.is_interleaved && chunk.frames.end <= facts.cone.first(layer);
+        let waits = facts.spec.is_interleaved() && chunk.frames.end <= facts.spec.cone.first(layer);
         kept.min(written).min(if waits { Kept::From(0) } else { Kept::None })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, LayerId, SplitColumns};
 use crate::model::{ChunkPairs, Network, Reader};
-use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
+use crate::plan::cost::{CostModel, OffloadCost, Target};
 use crate::plan::exclusions::Choices;
 use crate::plan::policy::{LayerPolicy, MIN_MATERIALISED_HIDDEN, Placement, SchedulePolicy};
 use crate::plan::request::Request;
@@ -51,7 +51,7 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
 }
 
 /// Chunks of whole pairs in stages that keep them.
-pub fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
+fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
     let whole = |(stage, chunk): (usize, u64)| {
         if network.chunk_pairs(stage).are_kept(chunk) { (chunk / 2 * 2).max(2) } else { chunk }
     };
@@ -114,40 +114,24 @@ pub fn fewer_hidden(
     [Some(policy), fewer].into_iter().flatten()
 }
 
-/// The cost of not keeping a layer's cache resident, for one latent period, and the bytes of a cached frame.
-pub struct LayerOffload {
-    pub layer: LayerId,
-    pub cost: OffloadCost,
-    pub bytes: f64,
-}
-
-pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<LayerOffload> {
-    let network = &*request.network;
+/// Of each layer that can run in bands, the cost of not keeping its cache resident.
+pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<OffloadCost> {
+    let (network, shapes) = (&*request.network, request.network.input_shapes(request.input_frame()));
     let costs = CostModel { network, target: *target };
-    let shapes = network.input_shapes(request.input_frame());
     let frames = network.later_stage_frames(network.geometry.time);
-    let cost = |layer: LayerId| {
-        let stage = network.stage_of(layer);
-        let by = policy.rematerialised_for(network, layer);
-        let rematerialised = by.map_or(0, |by| policy.layers[by].rematerialised);
-        let by = by.unwrap_or(network.stages[stage].head());
-        let by = Rematerialiser { layer: by, input: shapes[by], rematerialised };
-        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &by);
-        let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
-        LayerOffload { layer, cost: cost.times(chunks), bytes: target.frame_bytes(shapes[layer]) as f64 }
-    };
-    target.bandable_layers(network).into_iter().map(cost).collect()
+    let bandable = target.bandable_layers(network).into_iter();
+    bandable.map(|layer| costs.offload_cost(policy, layer, &shapes, &frames)).collect()
 }
 
 /// The policy with no cache resident. A cache is recomputed if that is faster than moving it.
 pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
     let network = &*request.network;
     let mut policy = policy.clone();
-    for LayerOffload { layer, cost, .. } in offload_costs(request, &policy, target) {
+    for OffloadCost { layer, offloaded, recomputed, .. } in offload_costs(request, &policy, target) {
         let own = policy.layers[layer].banded(Placement::Recomputed);
         let reads_rematerialised = policy.rematerialised_for(network, layer).is_some();
         let may_recompute = !Choices { reads_rematerialised, ..Choices::of(own) }.is_excluded();
-        let recompute = may_recompute && network.recomputed_by(layer).is_some() && cost.recomputed < cost.offloaded;
+        let recompute = may_recompute && network.recomputed_by(layer).is_some() && recomputed < offloaded;
         policy.layers[layer] = if recompute { own } else { own.banded(Placement::HOST) };
     }
     policy

@@ -27,7 +27,7 @@ pub fn search(request: &Request, target: &Target) -> Result<Plan, PlanError> {
         request,
         limit: request.limit,
         grid: request.requested_tiles(),
-        offloaded_weights: vec![false; request.network.layers.len()].into(),
+        offloaded_weights: Arc::default(),
         target: *target,
         smallest: &smallest,
     };

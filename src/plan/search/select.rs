@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::candidates::{
-    LayerOffload, MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage,
-    offload_costs, rematerialising_stage, whole_pairs, without_caches,
+    MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
+    rematerialising_stage, without_caches,
 };
 use crate::ir::{DeviceProfile, FrameShape, LayerId, Rates};
 use crate::model::Network;
-use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
+use crate::plan::cost::{Target, fetchable_weights};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement, SchedulePolicy};
 use crate::plan::request::Request;
@@ -68,8 +68,8 @@ pub struct Search<'a> {
     /// The request's, or less for a policy whose packed plan turned out larger than its lower bound.
     pub limit: u64,
     pub grid: Option<Arc<Grid>>,
-    /// Of each layer, whether its weights are offloaded.
-    pub offloaded_weights: Arc<[bool]>,
+    /// The layers whose weights are offloaded.
+    pub offloaded_weights: Arc<[LayerId]>,
     pub target: Target<'a>,
     pub smallest: &'a RefCell<Smallest>,
 }
@@ -115,10 +115,11 @@ impl<'a> Search<'a> {
 
     /// The same with weights offloaded, if that makes room.
     fn offloading_weights(&self) -> Search<'a> {
-        let offloaded = fetchable_weights(&self.request.network, &self.target);
-        let bytes = WeightBytes::new(&self.request.network, &offloaded, &self.target).host;
-        let makes_room = bytes >= self.limit / MIN_WEIGHTS;
-        let offloaded = if makes_room { offloaded.into() } else { Arc::clone(&self.offloaded_weights) };
+        let network = &self.request.network;
+        let fetchable = fetchable_weights(network, &self.target);
+        let bytes = fetchable.iter().map(|layer| self.target.sizes.weight_bytes(&network.layers[*layer].layout));
+        let makes_room = bytes.sum::<u64>() >= self.limit / MIN_WEIGHTS;
+        let offloaded = if makes_room { fetchable.into() } else { Arc::default() };
         Search { offloaded_weights: offloaded, ..self.clone() }
     }
 
@@ -169,10 +170,8 @@ impl<'a> Search<'a> {
     /// The specs that a policy can run as.
     fn specs(&self, policy: &Arc<SchedulePolicy>) -> Vec<ScheduleSpec> {
         let mut policy = Arc::clone(policy);
-        if policy.offloaded_weights()[..] != *self.offloaded_weights {
-            let layers = Arc::make_mut(&mut policy).layers.iter_mut().zip(&*self.offloaded_weights);
-            layers
-                .for_each(|(layer, offloaded)| layer.weights = if *offloaded { Memory::Host } else { Memory::Device });
+        for layer in &*self.offloaded_weights {
+            Arc::make_mut(&mut policy).layers[*layer].weights = Memory::Host;
         }
         let orders: &[ItemOrder] = match &self.grid {
             _ if self.request.is_stream() => &[ItemOrder::SliceBySlice],
@@ -187,7 +186,7 @@ impl<'a> Search<'a> {
     pub fn first_packed(&self, policies: &[Arc<SchedulePolicy>]) -> Option<Plan> {
         let mut specs = policies.iter().flat_map(|policy| self.specs(policy));
         specs.find_map(|spec| {
-            let found = self.lower_bound(spec)?;
+            let found = self.rehearsed(spec).filter(|found| self.fits(found))?;
             Some(found.packed(&self.target)).filter(|packed| self.fits(packed))
         })
     }
@@ -200,7 +199,7 @@ impl<'a> Search<'a> {
         }
         let effort = self.effort();
         if effort > MAX_EFFORT {
-            return best.or_else(|| self.smallest_banded());
+            return best.or_else(|| self.smallest_banded(policies));
         }
         let found = self.each(self.promising_policies(effort), |search, policy| {
             search.most_resident(&policy).map(|plan| (plan, policy))
@@ -225,17 +224,16 @@ impl<'a> Search<'a> {
                 found.extend(smaller.map(|plan| (plan, policy)));
             }
         }
-        best.or_else(|| self.smallest_banded())
+        best.or_else(|| self.smallest_banded(policies))
     }
 
-    /// As few frames at a time as can be, no cache resident, and everything rematerialised that can be.
-    fn smallest_banded(&self) -> Option<Plan> {
-        let network = &*self.request.network;
-        let slice = self.request.slice_latents().unwrap_or(1) * network.latent_rate();
-        let one = SchedulePolicy::resident(network, slice, whole_pairs(network, network.stages.iter().map(|_| 1)));
+    /// The last of `policies`, which takes the fewest frames at a time, with no cache resident and everything
+    /// rematerialised that can be.
+    fn smallest_banded(&self, policies: &[Arc<SchedulePolicy>]) -> Option<Plan> {
+        let one = policies.last().expect("there is always one");
         let stage = rematerialising_stage(self.request, &self.target);
-        let rematerialising = stage.map(|stage| one.with_materialised(network, stage, 0));
-        let policies = [Some(one), rematerialising].into_iter().flatten();
+        let rematerialising = stage.map(|stage| one.with_materialised(&self.request.network, stage, 0));
+        let policies = [Some(SchedulePolicy::clone(one)), rematerialising].into_iter().flatten();
         let policies = policies.map(|policy| Arc::new(all_offloaded(self.request, &policy, &self.target)));
         self.first_packed(&policies.collect::<Vec<_>>())
     }
@@ -259,11 +257,6 @@ impl<'a> Search<'a> {
             }
         }
         tried
-    }
-
-    /// The lower bound of a spec, if it fits.
-    fn lower_bound(&self, spec: ScheduleSpec) -> Option<Plan> {
-        self.rehearsed(spec).filter(|found| self.fits(found))
     }
 
     /// The lower bound of a spec; `None` if the search is cancelled.
@@ -368,7 +361,8 @@ impl<'a> Search<'a> {
         let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
         let shapes = self.request.network.input_shapes(self.request.input_frame());
         let mut steps: Vec<ResidencyStep> = Vec::new();
-        for LayerOffload { layer, cost, bytes } in offload_costs(self.request, policy, &self.target) {
+        for cost in offload_costs(self.request, policy, &self.target) {
+            let (layer, bytes) = (cost.layer, cost.bytes);
             let mut add = |gain: f64, resident_shares: u8| steps.push(ResidencyStep { gain, layer, resident_shares });
             if policy.layers[layer].cache == Placement::Recomputed {
                 add(cost.recomputed / bytes, Placement::SHARES);

@@ -20,12 +20,12 @@ use crate::model::families::seedvr2::Sizes;
 use crate::model::lower::PAIR_SLABS;
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
-use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, Target, WeightArrivals, work};
+use crate::plan::cost::{CostModel, Estimate, OffloadCost, Target, WeightArrivals, work};
 use crate::plan::exclusions::Choices;
 use crate::plan::plan::Plan;
 use crate::plan::policy::{Form, Placement, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
-use crate::plan::schedule::{Next, Purpose, Schedule};
+use crate::plan::schedule::{Next, Purpose, Schedule, is_periodic};
 use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
@@ -141,17 +141,19 @@ fn assert_same_frames(base: Request, frames: u64) {
     }
 }
 
-/// The cost of offloading the cache of the first layer behind an upsampler of pairs, for a chunk of `frames` frames.
+/// The cost of offloading the cache of the first layer behind an upsampler of pairs, in chunks of `frames` frames.
 fn offload_cost(together: f64, frames: u64, rematerialised: u64) -> OffloadCost {
     let request = request(Direction::Decode, clip(Direction::Decode, 1, 5)).with_pairs();
     let network = &request.network;
     let stage = network.stages.iter().find(|stage| network.layers[stage.head()].layout.pairs.is_some()).unwrap();
-    let layer = stage.head() + 1;
-    let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
+    let shapes: Vec<FrameShape> =
+        network.layers.iter().map(|layer| FrameShape::new(16, 16, layer.layout.cin)).collect();
     let mut target = SLOW_COPIES.target();
     target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
-    let head = Rematerialiser { layer: stage.head(), input: shape(stage.head()), rematerialised };
-    CostModel { network, target }.offload_cost(layer, shape(layer), frames, &head)
+    let mut policy = SchedulePolicy::resident(network, 1, vec![frames; network.stages.len()]);
+    policy.layers[stage.head()].rematerialised = rematerialised;
+    let period = network.later_stage_frames(network.geometry.time);
+    CostModel { network, target }.offload_cost(&policy, stage.head() + 1, &shapes, &period)
 }
 
 /// Of a cache that is made again from the head's input instead of being offloaded.
@@ -176,7 +178,7 @@ fn of_an_odd_number_of_frames_one_is_alone() {
     let computing = |frames: u64| {
         let cost = offload_cost(1.0, frames, 0);
         assert!(cost.offloaded > 0.0);
-        cost.moving - cost.offloaded
+        (cost.moving - cost.offloaded) * frames as f64
     };
     let [two, three, four] = [2, 3, 4].map(computing);
     assert!(three - two > 2.0 * (four - two), "{two} {three} {four}");
@@ -358,7 +360,8 @@ fn a_layer_waits_until_its_offloaded_weights_arrive() {
         let (weights, partial_sums) = (Some(into), PartialSums::NONE);
         Op::Conv(ConvOp { layer, layout, weights, input, frames: Vec::new(), statistics: false, partial_sums })
     };
-    let (mut arrivals, took) = (WeightArrivals::new(10.0), |seconds, moved| Estimate { seconds, moved, waited: 0.0 });
+    let (mut arrivals, took) =
+        (WeightArrivals::new(10.0), |seconds, moved| Estimate { seconds, moved, ..Estimate::default() });
     // Two seconds each, one after the other.
     assert_eq!(arrivals.pass(&fetch(1), took(0.0, 20)).seconds, 0.0);
     assert_eq!(arrivals.pass(&fetch(2), took(0.0, 20)).seconds, 0.0);

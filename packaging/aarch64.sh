@@ -43,7 +43,9 @@ rm -f "$dist"/*_aarch64.whl
 wheel "manylinux_${glibc/./_}_aarch64" "$stage/libvideo_vae.so" "$stage/vvae"
 made=$(echo "$dist"/*_aarch64.whl)
 "$tools/bin/twine" check --strict "$made"
-"$tools/bin/auditwheel" show "$made" | grep -q "manylinux_${glibc/./_}_aarch64" || die "$made needs a newer glibc"
+# Read to its end first: `grep -q` would close the pipe, and a cut pipe is a failure here.
+shown=$("$tools/bin/auditwheel" show "$made")
+grep -q "manylinux_${glibc/./_}_aarch64" <<<"$shown" || die "$made needs a newer glibc"
 (cd "$dist" && rm -f SHA256SUMS && sha256sum -- * >SHA256SUMS)
 
 say "Under qemu"

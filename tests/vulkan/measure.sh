@@ -15,9 +15,9 @@ read -ra model <<< "${MODEL:---random}"
 read -ra shapes <<< "${SHAPES:-1x256x256 5x256x256 1x1024x1024 21x720x1280}"
 vvae=$root/target/release/examples/vvae
 # With cargo test --no-run of several versions there are several: the newest.
-golden=$(ls -t "$root"/target/release/deps/model_exact-* 2> /dev/null | grep -v '\.d$' | head -1)
+golden=$(ls -t "$root"/target/release/deps/model_exact-* 2> /dev/null | grep -v '\.d$' | sed -n 1p)
 egl=libEGL_nvidia.so.0
-if [ -z "${VK_ICD_FILENAMES:-}" ] && ldconfig -p | grep -q "$egl"; then
+if [ -z "${VK_ICD_FILENAMES:-}" ] && ldconfig -p | grep "$egl" >/dev/null; then
     echo "{\"file_format_version\": \"1.0.0\", \"ICD\": {\"library_path\": \"$egl\", \"api_version\": \"1.4.0\"}}" > "$out/driver.json"
     export VK_ICD_FILENAMES=$out/driver.json
 fi

@@ -121,8 +121,14 @@ def test_mistakes_are_named(vae):
         vae.encode(video.astype("f8"))
     with pytest.raises(TensorError, match="out: dtype int64"):
         vae.decode(random_latent(1, 16, 1, 2, 2), out=np.empty((1, 3, 1, 16, 16), "i8"))
-    with pytest.raises(TensorError, match="uint8"):
+    with pytest.raises(TensorError, match="uint8.* in this machine's byte order"):
         vae.encode(video.astype(">f4"))
+    with pytest.raises(TensorError, match="video: dtype object is not accepted"):
+        vae.encode(video.astype(object))
+    with pytest.raises(ArgumentError, match="out has float32, but dtype is uint8; leave one out"):
+        vae.decode(random_latent(1, 16, 1, 2, 2), out=np.empty((1, 3, 1, 16, 16), "f4"), dtype="uint8")
+    with pytest.raises(ArgumentError, match="size"):
+        vae.decode(random_latent(1, 16, 1, 2, 2), size=(-1, 16, 16))
     with pytest.raises(TensorError, match="2 axes"):
         vae.encode(video[0, 0])
     with pytest.raises(ArgumentError, match="layout"):

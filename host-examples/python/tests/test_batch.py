@@ -227,8 +227,8 @@ def test_sources(tmp_path):
     (tmp_path / "b" / "deep").mkdir(parents=True)
     for name in ("a.mp4", "b/z.PNG", "b/deep/c.mkv", "b/notes.txt", "odd"):
         (tmp_path / name).write_bytes(b"12")
-    (tmp_path / "list").write_text(f"# mine\n{tmp_path}/odd\n\n{tmp_path}/a.mp4\n")
-    found = list_items([f"@{tmp_path}/list", str(tmp_path / "b"), str(tmp_path / "gone.mp4")])
+    (tmp_path / "list").write_text(f"# mine\n{tmp_path}/odd\n\n{tmp_path}/a.mp4\n{tmp_path}/gone.mp4\n")
+    found = list_items([f"@{tmp_path}/list", str(tmp_path / "b")])
     names = ["a.mp4", "b/deep/c.mkv", "b/z.PNG", "gone.mp4", "odd"]
     assert [item.path for item in found] == [str(tmp_path / name) for name in names]
     assert [item.key for item in found][:2] == ["000000000", "000000001"] and found[3].bytes == 0
@@ -236,6 +236,8 @@ def test_sources(tmp_path):
     for sources in ([str(tmp_path / "none")], [f"@{tmp_path}/nowhere"]):
         with pytest.raises(BatchError):
             list_items(sources)
+    with pytest.raises(BatchError, match=r"gone.mp4: there is no such file or folder"):
+        list_items([str(tmp_path / "b"), str(tmp_path / "gone.mp4")])
 
 
 # ---- Back to video ----

@@ -111,14 +111,15 @@ def _from_interface(
 ) -> Memory:
     address, read_only = interface["data"]
     shape, kind = tuple(interface["shape"]), interface["typestr"]
-    size = int(kind[2:])
     code = KIND_CODES.get(kind[1])
     if kind == "<V2" and str(array.dtype) == "bfloat16":  # of the package ml_dtypes, for which NumPy has no letter
         code = 4
-    if code is None or (kind[0] == ">" and size > 1):
+    if code is None or (kind[0] == ">" and kind[2:] != "1"):
         accepted = ", ".join(CODES)
         named = getattr(array, "dtype", kind)
-        raise TensorError(f"{argument}: dtype {named} is not accepted; it must be one of {accepted}")
+        order = " in this machine's byte order" if kind[0] == ">" else ""
+        raise TensorError(f"{argument}: dtype {named} is not accepted; it must be one of {accepted}{order}")
+    size = int(kind[2:])
     steps = interface.get("strides")
     if steps is None:
         strides = _compact(shape)

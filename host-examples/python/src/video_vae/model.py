@@ -79,5 +79,7 @@ class Model:
             return (b, self.decoded_channels, *whole)
         if len(size) != 3:
             raise ArgumentError(f"size is {tuple(size)}; it must be (frames, height, width)")
-        cut = (full if part is None else c_int64(part, "size") for full, part in zip(whole, size))
+        cut = [full if part is None else c_int64(part, "size") for full, part in zip(whole, size)]
+        if min(cut) < 0:
+            raise ArgumentError(f"size is {tuple(size)}; no part of it may be negative")
         return (b, self.decoded_channels, *cut)

@@ -25,7 +25,7 @@ from ._progress import Progress
 from ._ranges import FrameRange
 from ._run import Run
 from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, latent_layout, layout_of, to_five
-from .errors import StateError, check
+from .errors import ArgumentError, StateError, check
 from .model import Model, Size
 from .stream import Stream, drain
 
@@ -230,8 +230,8 @@ class VideoVae:
         target = self._target(source, out, "out", shape, "BCTHW", dtype, LATENT_LAYOUTS)
         second = None
         if logvar is not None and logvar is not False:
-            given = None if logvar is True else logvar
-            second = self._target(source, given, "logvar", shape, "BCTHW", dtype or target.dtype, LATENT_LAYOUTS)
+            given, same = (None, dtype or target.dtype) if logvar is True else (logvar, dtype)
+            second = self._target(source, given, "logvar", shape, "BCTHW", same, LATENT_LAYOUTS)
         self._run("encode", source, target, progress, second, part)
         latent = _arrays.finished(target.array, video)
         return latent if second is None else (latent, _arrays.finished(second.array, video))
@@ -517,7 +517,11 @@ class VideoVae:
         defaults: dict[int, str],
     ) -> View:
         if out is not None:
-            return View.of_out(out, argument, layout if defaults is VIDEO_LAYOUTS else None, defaults)
+            target = View.of_out(out, argument, layout if defaults is VIDEO_LAYOUTS else None, defaults)
+            asked = target.dtype if dtype is None else _arrays.dtype_name(dtype)
+            if asked != target.dtype:
+                raise ArgumentError(f"{argument} has {target.dtype}, but dtype is {asked}; leave one out")
+            return target
         check_layout(layout or "BCTHW")
         name = source.float_dtype if dtype is None else _arrays.dtype_name(dtype)
         return source.make(shape, layout or "BCTHW", name)

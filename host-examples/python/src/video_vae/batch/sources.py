@@ -45,7 +45,8 @@ class Shard:
 
 
 def list_items(sources: Sequence[str]) -> list[Item]:
-    """Files, the videos and images in folders, and the lines of `@list` files; sorted, each path once."""
+    """Files, the videos and images in folders, and the lines of `@list` files; sorted, each path once. What is named
+    here must exist. A line of a list may name a file that is gone, which is recorded as broken."""
     paths = sorted({path for source in sources for path in _paths(source)})
     if not paths:
         raise BatchError(f"no videos or images in {', '.join(sources)}")
@@ -70,6 +71,8 @@ def _paths(source: str) -> Iterator[str]:
     if source.startswith("@"):
         yield from _lines(Path(source[1:]))
         return
+    if not os.path.lexists(source):
+        raise BatchError(f"{source}: there is no such file or folder")
     if not Path(source).is_dir():
         yield source
         return

@@ -340,12 +340,16 @@ pub trait GpuMemory: Send + Sync + Sized + 'static {
     fn copy(&self, queue: &Self::Queue, block: &Self::Block, host: &Self::HostBlock, copy: &HostCopy) -> Result<()>;
     fn spans(&self) -> Result<Self::Spans>;
 
-    /// Whether work may be put in order with the host's queue.
+    /// Whether work may be put in order with the host's queue. An API that takes none refuses all.
     fn check_stream(&self, host: HostStream) -> Result<()>;
     /// Later work in the main queue waits for what the host's queue holds.
-    fn wait_for_host(&self, host: HostStream) -> Result<()>;
+    fn wait_for_host(&self, host: HostStream) -> Result<()> {
+        self.check_stream(host)
+    }
     /// Later work in the host's queue waits for what the main queue holds.
-    fn host_waits(&self, host: HostStream) -> Result<()>;
+    fn host_waits(&self, host: HostStream) -> Result<()> {
+        self.check_stream(host)
+    }
 }
 
 /// Convolutions. Launches without a queue go to the main queue, where operations run in order.
@@ -362,7 +366,9 @@ pub trait LaunchConv: GpuMemory {
         band: &ConvBand<Self>,
     ) -> Result<Self::Launched>;
     /// Whether a convolution of this layout takes a [`NextNorm`].
-    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool>;
+    fn normalises_output(&self, _layout: &ConvLayout) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// Norms and their statistics.

@@ -1,5 +1,5 @@
 //! The weights of a network: resident, or offloaded to host memory until a layer needs them. Where their parts lie, and
-//! their addresses for launches.
+//! their addresses for launches. For APIs whose memory has addresses.
 
 use std::borrow::Borrow;
 use std::ops::Range;

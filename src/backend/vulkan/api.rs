@@ -84,14 +84,6 @@ impl GpuMemory for Launcher {
     fn check_stream(&self, _: HostStream) -> Result<()> {
         Err(Error::State("stream: a Vulkan device takes no CUDA stream; pass none".into()))
     }
-
-    fn wait_for_host(&self, host: HostStream) -> Result<()> {
-        self.check_stream(host)
-    }
-
-    fn host_waits(&self, host: HostStream) -> Result<()> {
-        self.check_stream(host)
-    }
 }
 
 impl GpuApi for Launcher {

@@ -77,7 +77,6 @@ impl ConvCase<'_> {
         let (shape, channels) = (self.shortcut_shape(), channel_stride(cin));
         Source {
             weights: self.weights.shortcut,
-            slab_bytes: 0,
             height: shape.height as i32,
             width: shape.width as i32,
             first_row: self.band.rows.start as i32,
@@ -85,7 +84,7 @@ impl ConvCase<'_> {
             k_blocks: channels.div_ceil(K_BLOCK) as i32,
             side: 1,
             stride: 1,
-            offset: 0,
+            ..Source::default()
         }
     }
 
@@ -191,10 +190,6 @@ impl LaunchConv for Launcher {
             return Err(Error::Internal("no convolution normalises its output".into()));
         }
         self.launch_conv(&ConvCase { launcher: self, block, weights, conv, band }, frames)
-    }
-
-    fn normalises_output(&self, _: &ConvLayout) -> Result<bool> {
-        Ok(false)
     }
 }
 

@@ -239,14 +239,6 @@ impl GpuMemory for HostGpu {
     fn check_stream(&self, _: HostStream) -> Result<()> {
         Err(Error::State("cuda_stream: this device has none".into()))
     }
-
-    fn wait_for_host(&self, host: HostStream) -> Result<()> {
-        self.check_stream(host)
-    }
-
-    fn host_waits(&self, host: HostStream) -> Result<()> {
-        self.check_stream(host)
-    }
 }
 
 impl GpuApi for HostGpu {

@@ -1,7 +1,6 @@
 //! What the GPU layer asks of CUDA: queues are streams, host blocks are pinned memory, and the launches are those of
 //! `launch`.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUmemorytype};
@@ -11,82 +10,14 @@ use super::driver::{
     pitched_copy,
 };
 use super::launch::tiling::MAX_FRAMES;
-use super::launch::{ConvParams, CudaSizes, JobBlock, Launcher, WeightPointers};
+use super::launch::{ConvParams, CudaSizes, JobBlock, Launcher};
 use super::weights::PreparedConv;
+use crate::backend::HostStream;
 use crate::backend::gpu::{
-    self, CopyDirection, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchLimit, NonFiniteFlag, NonFiniteFlags,
-    Queue, Spans,
+    AddressedBlock, CopyDirection, GpuApi, GpuMemory, HostBlock, HostCopy, LaunchLimit, WeightAddresses,
 };
-use crate::backend::{DeviceSpan, HostStream};
 use crate::error::Result;
-use crate::ir::{AttentionOp, DeviceOffset, Offsets};
-
-impl Queue for CudaStream {
-    type Event = Event;
-    type Spans = Arc<SpanRecorder>;
-
-    fn record(&self, event: &Event) -> Result<()> {
-        CudaStream::record(self, event)
-    }
-
-    fn wait_for(&self, event: &Event) -> Result<()> {
-        CudaStream::wait_for(self, event)
-    }
-
-    fn synchronise(&self) -> Result<()> {
-        CudaStream::synchronise(self)
-    }
-
-    fn set_spans(&mut self, spans: Option<&Arc<SpanRecorder>>, lane: &'static str) {
-        CudaStream::set_spans(self, spans.map(|spans| (Arc::clone(spans), lane)));
-    }
-}
-
-impl gpu::Event for Event {
-    fn synchronise(&self) -> Result<()> {
-        Event::synchronise(self)
-    }
-}
-
-impl HostBlock for PinnedMemory {
-    fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
-        PinnedMemory::at(self, offset, bytes)
-    }
-
-    fn is_pinned(&self) -> bool {
-        PinnedMemory::is_pinned(self)
-    }
-}
-
-impl NonFiniteFlags for HostFlags {
-    fn take(&mut self, flag: NonFiniteFlag) -> bool {
-        HostFlags::take(self, flag as usize)
-    }
-}
-
-impl Spans for Arc<SpanRecorder> {
-    fn set_op(&self, op: u64) {
-        SpanRecorder::set_op(self, op);
-    }
-
-    fn take(&self) -> Result<Vec<DeviceSpan>> {
-        SpanRecorder::take(self)
-    }
-}
-
-impl GpuConv<Launcher> for PreparedConv {
-    fn resident(&self) -> Result<WeightPointers> {
-        self.pointers()
-    }
-
-    fn offloaded(&self, slabs: u64) -> Result<(&PinnedMemory, [Range<u64>; 2])> {
-        PreparedConv::offloaded(self, slabs)
-    }
-
-    fn fetched(&self, block: &JobBlock, slabs: u64, at: DeviceOffset) -> WeightPointers {
-        PreparedConv::fetched(self, slabs, block.address(at))
-    }
-}
+use crate::ir::{AttentionOp, Offsets};
 
 impl GpuMemory for Launcher {
     type Event = Event;
@@ -95,7 +26,7 @@ impl GpuMemory for Launcher {
     type HostBlock = PinnedMemory;
     type Flags = HostFlags;
     type Spans = Arc<SpanRecorder>;
-    type Weights = WeightPointers;
+    type Weights = WeightAddresses;
     type Launched = ConvParams;
     type Current<'a> = Current<'a>;
 

@@ -246,16 +246,6 @@ impl<'a, 'b> Prober<'a, 'b> {
         let bytes = frames.bytes(&gpu.launcher.sizes);
         let sizes: Vec<u64> = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).collect();
         let total = sizes.iter().sum();
-        // Not from the host's allocator: no plan reports this memory.
-        let block = Arc::new(DeviceBlock::new(gpu.context(), DeviceAllocator::System, total)?);
-        let store = WeightStore::Device(Arc::clone(&block));
-        let mut offset = 0;
-        let mut weights = Vec::new();
-        for (layout, bytes) in layouts.iter().zip(&sizes) {
-            weights.push(gpu.allocate_conv(&store, offset, layout)?);
-            offset += bytes;
-        }
-        let memory = gpu.job_memory(DeviceAllocator::System, bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
         let values = random_values();
         let fill = |bytes: u64| {
             let piece = size_of_val(&values[..]) as u64;
@@ -265,6 +255,17 @@ impl<'a, 'b> Prober<'a, 'b> {
             })
         };
         let stream = gpu.launcher.queue.stream();
+        // Not from the host's allocator: no plan reports this memory.
+        let block = DeviceBlock::new(gpu.context(), DeviceAllocator::System, total)?;
+        block.write_all(stream, fill(total))?;
+        let store = Arc::new(WeightStore::Device(block));
+        let mut offset = 0;
+        let mut weights = Vec::new();
+        for (layout, bytes) in layouts.iter().zip(&sizes) {
+            weights.push(gpu.allocate_conv(&store, offset, layout)?);
+            offset += bytes;
+        }
+        let memory = gpu.job_memory(DeviceAllocator::System, bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
         for frame in 0..INPUTS {
             if stop() {
                 return Err(Error::Cancelled);
@@ -272,7 +273,6 @@ impl<'a, 'b> Prober<'a, 'b> {
             let start = frames.at(frame).0;
             memory.block.write_all(stream, fill(frames.frame_bytes).map(|(at, values)| (start + at, values)))?;
         }
-        block.write_all(stream, fill(total))?;
         let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: BandBuffers::default(), staging: [0; 2] };
         Ok(Prober { gpu, memory, weights, buffers, stop })
     }

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, PinnedMemory};
 use self::launch::tiling::{self, FRAME_ALIGN};
 use self::launch::{JobBlock, Kernels, LaunchQueue, Launcher};
-use super::gpu::{GpuBackend, JobMemory, LaunchLimit};
+use super::gpu::{GpuBackend, HostBlock, JobMemory, LaunchLimit};
 use super::{DeviceAllocator, DeviceFacts, Note, Precision, Residency, Stop, WeightStorage};
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, PinnedBytes, Rates, Sizes, WeightPart};
@@ -164,28 +164,29 @@ impl DeviceFacts for Cuda {
 }
 
 impl WeightStorage for Cuda {
-    type Store = WeightStore;
+    type Store = Arc<WeightStore>;
     type Conv = PreparedConv;
     type PackBuffers = PackBuffers;
 
-    fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<WeightStore> {
+    fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<Arc<WeightStore>> {
         let context = self.context();
-        Ok(match residency {
-            Residency::Device => WeightStore::Device(Arc::new(DeviceBlock::new(context, self.allocator, bytes)?)),
-            Residency::Host => WeightStore::Host(Arc::new(PinnedMemory::new(context, bytes)?)),
-        })
+        Ok(Arc::new(match residency {
+            Residency::Device => WeightStore::Device(DeviceBlock::new(context, self.allocator, bytes)?),
+            Residency::Host => WeightStore::Host(PinnedMemory::new(context, bytes)?),
+        }))
     }
 
-    fn is_pageable_store(&self, store: &WeightStore) -> bool {
-        matches!(store, WeightStore::Host(memory) if !memory.is_pinned())
+    fn is_pageable_store(&self, store: &Arc<WeightStore>) -> bool {
+        matches!(&**store, WeightStore::Host(memory) if !memory.is_pinned())
     }
 
-    fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
+    fn allocate_conv(&self, store: &Arc<WeightStore>, offset: u64, conv: &ConvLayout) -> Result<PreparedConv> {
         let _current = self.context().enter()?;
         // As in `allocate`: weights are prepared before a job's memory is allocated.
-        self.launcher.load_conv(layout)?;
-        let order = self.launcher.weight_order(layout);
-        Ok(PreparedConv::new(store, offset, self.launcher.sizes, order, layout))
+        self.launcher.load_conv(conv)?;
+        let (layout, order) = (self.launcher.sizes.weight_layout(conv), self.launcher.weight_order(conv));
+        let (store, precision) = (Arc::clone(store), self.precision());
+        Ok(PreparedConv { store, offset, conv: *conv, layout, precision, order })
     }
 
     fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {

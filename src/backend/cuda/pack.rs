@@ -10,8 +10,7 @@ use crate::backend::cuda::launch::tiling::{
     tap_order,
 };
 use crate::error::Result;
-use crate::ir::{ConvLayout, ConvSource, WeightBlock, WeightPart, Window};
-use crate::reserve;
+use crate::ir::{ConvLayout, WeightBlock, WeightPart, Window};
 
 const UNIT: usize = UNIT_BYTES as usize;
 /// Output channels of a tile at most.
@@ -315,23 +314,11 @@ fn conv_out_elements<E: PackedElement>(layout: &ConvLayout) -> usize {
     (layout.cin as usize).next_multiple_of(4 * UNIT / size_of::<E>()) * 32
 }
 
-/// [bias][phase][edge][padded output channel].
-pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Vec<f32>> {
-    let (cout, padded) = (layout.cout as usize, padded_outputs(layout) as usize);
-    let mut plain = reserve::filled("biases", 0.0, (layout.biases * layout.bias_elements()) as usize)?;
-    source.biases(&mut plain)?;
-    let mut packed = reserve::filled("biases", 0.0, plain.len() / cout * padded)?;
-    for (vector, into) in plain.chunks_exact(cout).zip(packed.chunks_exact_mut(padded)) {
-        into[..cout].copy_from_slice(vector);
-    }
-    Ok(packed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::cuda::launch::tiling::PAIRS;
-    use crate::ir::{Norm, Prologue};
+    use crate::ir::{ConvSource, Norm, Prologue};
     use crate::testing::{CutSlabs, SlabSource};
 
     /// Weights that are their own index, counted from 1.

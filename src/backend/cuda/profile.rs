@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, KernelArch, PinnedMemory, check};
 use crate::backend::cuda::launch::tiling::{BUSY_PIXELS, CHUNK_FRAMES, COLUMN_STEP};
+use crate::backend::gpu::{AddressedBlock, HostBlock, Queue};
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::ir::{DeviceProfile, PairCosts, Rates};

@@ -18,7 +18,7 @@ use cudarc::driver::sys;
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::gpu::RowSizes;
+use crate::backend::gpu::{AddressedBlock, Queue, RowSizes};
 use crate::backend::tests::*;
 use crate::backend::{Callbacks, Execution};
 use crate::error::Error;

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::limit::LaunchLimit;
 use super::rows::{RowSizes, tile_grid};
+use super::weights::AddressedBlock;
 use crate::backend::{DeviceSpan, HostStream};
 use crate::error::Result;
 use crate::ir::{
@@ -136,6 +137,36 @@ pub struct U8Rows {
     pub rows: u64,
 }
 
+impl U8Rows {
+    /// As they are read, and as they are written.
+    pub fn sides(self, sizes: impl RowSizes, copy: U8Copy) -> [PitchedRows; 2] {
+        let U8Rows { part, width, rows } = self;
+        let (stored, row) = (sizes.u8_row_bytes(part), sizes.row_bytes(part));
+        let exact = PitchedRows { rows, row, pitch: sizes.row_bytes(FrameShape { width, ..part }) };
+        let stored = PitchedRows { rows, row: stored, pitch: stored };
+        match copy {
+            U8Copy::Store => [exact, stored],
+            U8Copy::Restore => [stored, exact],
+            U8Copy::Round => [exact, exact],
+        }
+    }
+}
+
+/// Rows of so many bytes, and the bytes from one row to the next.
+#[derive(Debug, Clone, Copy)]
+pub struct PitchedRows {
+    pub rows: u64,
+    pub row: u64,
+    pub pitch: u64,
+}
+
+impl PitchedRows {
+    /// From the first byte to the last.
+    pub fn reach(self) -> u64 {
+        (self.rows - 1) * self.pitch + self.row
+    }
+}
+
 /// What all launches of a convolution share.
 #[derive(Clone, Copy)]
 pub struct ConvLaunch<'a> {
@@ -144,6 +175,17 @@ pub struct ConvLaunch<'a> {
     pub statistics: bool,
     pub scratch: u64,
     pub partial_sums: &'a PartialSums<Offsets>,
+}
+
+impl<'a> ConvLaunch<'a> {
+    pub fn of(op: &'a ConvOp<Offsets>, scratch: u64) -> ConvLaunch<'a> {
+        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
+        ConvLaunch { layout, input, statistics, scratch, partial_sums }
+    }
+
+    pub fn output(&self) -> FrameShape {
+        self.layout.window.output(self.input, self.layout.cout)
+    }
 }
 
 /// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first
@@ -235,6 +277,41 @@ pub struct TensorFrame {
     pub by_column: i64,
 }
 
+impl TensorFrame {
+    /// The frame for kernels.
+    pub fn strided(&self, block: &impl AddressedBlock) -> Result<Strided> {
+        let bytes = self.channels * self.rows * self.columns * self.dtype.bytes();
+        Ok(Strided {
+            data: match self.at {
+                TensorPlace::Staged(offset) => block.at(offset, bytes)?,
+                TensorPlace::Address(address) => address,
+            },
+            by_channel: self.by_channel,
+            by_row: self.by_row,
+            by_column: self.by_column,
+            dtype: self.dtype as u32,
+            channels: self.channels as i32,
+            height: self.rows as i32,
+            width: self.columns as i32,
+        })
+    }
+}
+
+/// A frame of a tensor, field for field as the kernels of every API declare it. Strides are in elements.
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct Strided {
+    pub data: u64,
+    pub by_channel: i64,
+    pub by_row: i64,
+    pub by_column: i64,
+    /// The code of [`DType`].
+    pub dtype: u32,
+    pub channels: i32,
+    pub height: i32,
+    pub width: i32,
+}
+
 /// Memory, queues, events and copies of one device.
 pub trait GpuMemory: Send + Sync + Sized + 'static {
     type Event: Event;
@@ -263,12 +340,16 @@ pub trait GpuMemory: Send + Sync + Sized + 'static {
     fn copy(&self, queue: &Self::Queue, block: &Self::Block, host: &Self::HostBlock, copy: &HostCopy) -> Result<()>;
     fn spans(&self) -> Result<Self::Spans>;
 
-    /// Whether work may be put in order with the host's queue.
+    /// Whether work may be put in order with the host's queue. An API that takes none refuses all.
     fn check_stream(&self, host: HostStream) -> Result<()>;
     /// Later work in the main queue waits for what the host's queue holds.
-    fn wait_for_host(&self, host: HostStream) -> Result<()>;
+    fn wait_for_host(&self, host: HostStream) -> Result<()> {
+        self.check_stream(host)
+    }
     /// Later work in the host's queue waits for what the main queue holds.
-    fn host_waits(&self, host: HostStream) -> Result<()>;
+    fn host_waits(&self, host: HostStream) -> Result<()> {
+        self.check_stream(host)
+    }
 }
 
 /// Convolutions. Launches without a queue go to the main queue, where operations run in order.
@@ -285,7 +366,9 @@ pub trait LaunchConv: GpuMemory {
         band: &ConvBand<Self>,
     ) -> Result<Self::Launched>;
     /// Whether a convolution of this layout takes a [`NextNorm`].
-    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool>;
+    fn normalises_output(&self, _layout: &ConvLayout) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// Norms and their statistics.
@@ -364,12 +447,34 @@ pub trait GpuApi: LaunchConv + LaunchNorm + LaunchCopies + LaunchPixels + Launch
     fn main_queue(&self) -> &Self::Queue;
     /// Begins an operation of so many output elements; `None` for one that copies, or never repeats. An API may collect
     /// the launches of small ones.
-    fn begin_operation(&self, elements: Option<u64>);
+    fn begin_operation(&self, _elements: Option<u64>) {}
     /// Ends it. `false` if its launches are still being collected.
-    fn end_operation(&self) -> Result<bool>;
+    fn end_operation(&self) -> Result<bool> {
+        Ok(true)
+    }
     /// Puts everything collected into the main queue.
-    fn flush(&self) -> Result<()>;
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
     /// Notes when the work runs that `launch` puts into the main queue.
     fn record_span(&self, spans: &Self::Spans, lane: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()>;
     fn attention(&self, block: &Self::Block, op: &AttentionOp<Offsets>) -> Result<()>;
+}
+
+/// Convolves whole frames, at most so many at a time, and takes their statistics.
+pub fn conv_whole<G: GpuApi>(
+    gpu: &G,
+    block: &G::Block,
+    weights: &G::Weights,
+    conv: &ConvLaunch,
+    frames: &[ConvFrame<Offsets>],
+    most: usize,
+) -> Result<()> {
+    let bytes = gpu.sizes().data_bytes(conv.output());
+    for frames in frames.chunks(most) {
+        let launched = gpu.conv_band(block, weights, conv, frames, &ConvBand::whole(conv.layout, conv.input))?;
+        let into: Vec<DeviceOffset> = frames.iter().map(|frame| DeviceOffset(frame.out.0 + bytes)).collect();
+        gpu.statistics(block, conv, &launched, &into)?;
+    }
+    Ok(())
 }

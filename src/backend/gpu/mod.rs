@@ -9,17 +9,22 @@ mod job;
 mod limit;
 mod rows;
 mod staging;
+mod weights;
 
 pub use api::{
     ConvBand, ConvLaunch, CopyDirection, Event, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchConv,
     LaunchCopies, LaunchLevels, LaunchNorm, LaunchPixels, NextNorm, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf,
-    NormRows, Queue, RowCopy, RowPitches, Spans, SplitFrames, TensorFrame, TensorPlace, U8Copy, U8Rows,
+    NormRows, Queue, RowCopy, RowPitches, Spans, SplitFrames, Strided, TensorFrame, TensorPlace, U8Copy, U8Rows,
+    conv_whole,
 };
 pub use job::{GpuBackend, JobMemory};
 #[cfg(test)]
 pub use limit::testing as limit_testing;
 pub use limit::{LaunchLimit, attention_products, conv_products};
-pub use rows::{RowSizes, output_rows, tile_grid};
+pub use rows::{MOMENTS_BYTES, RowSizes, output_rows, tile_grid};
+pub use weights::{
+    AddressedBlock, PaddedWeights, StoredConv, WeightAddresses, WeightLayout, WeightStore, check_region, write_pieces,
+};
 
 #[cfg(test)]
 pub mod tests;

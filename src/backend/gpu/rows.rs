@@ -19,18 +19,39 @@ pub const REMATERIALISED_LEAD: u64 = 16;
 /// Bands in flight: one is fetched, one computed, one given back.
 pub const BANDS_IN_FLIGHT: u64 = 3;
 
+/// Kernels load so many bytes at a time. Rows in 8 bits have whole units.
+const UNIT_BYTES: u64 = 16;
+/// Mean and another moment, in f32.
+pub const MOMENTS_BYTES: u64 = 8;
+
 /// How a device lays out rows of frames.
 pub trait RowSizes: Copy + Send + Sync {
     /// Frames, and parts of a band buffer, begin at multiples of this.
     const FRAME_ALIGN: u64;
-    fn row_bytes(self, shape: FrameShape) -> u64;
-    /// A row in 8 bits.
-    fn u8_row_bytes(self, shape: FrameShape) -> u64;
+    /// Bytes of an activation, and of a weight.
+    fn element(self) -> u64;
+    /// Channels that a pixel takes in memory.
+    fn channel_stride(self, channels: u64) -> u64;
     /// Pixels of a frame. Its statistics follow.
     fn data_bytes(self, shape: FrameShape) -> u64;
-    fn statistics_bytes(self, groups: u64) -> u64;
     /// Blocks of output channels that are computed apart from each other.
     fn channel_tiles(self, layout: &ConvLayout) -> u64;
+
+    fn row_bytes(self, shape: FrameShape) -> u64 {
+        shape.width * self.channel_stride(shape.channels) * self.element()
+    }
+
+    /// A row in 8 bits: pixels, then their scales in f16.
+    fn u8_row_bytes(self, shape: FrameShape) -> u64 {
+        let channels = self.channel_stride(shape.channels);
+        let scales = channels / CacheFormat::block(channels) * 2;
+        (shape.width * (channels + scales)).next_multiple_of(UNIT_BYTES)
+    }
+
+    /// Mean and another moment of each group of channels.
+    fn statistics_bytes(self, groups: u64) -> u64 {
+        groups * MOMENTS_BYTES
+    }
 
     /// A row of a cached frame, or of a part of one.
     fn cached_row_bytes(self, shape: FrameShape, format: CacheFormat) -> u64 {

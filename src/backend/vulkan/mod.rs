@@ -3,7 +3,6 @@
 
 mod api;
 mod driver;
-mod host_memory;
 mod launch;
 mod sizes;
 mod weights;
@@ -15,12 +14,12 @@ use std::sync::Arc;
 
 use ash::vk;
 
-use self::driver::{Context, DeviceBlock, Instance, VulkanQueue};
-use self::host_memory::HostMemory;
+use self::driver::{Context, DeviceBlock, HostMemory, Instance, VulkanQueue};
 use self::launch::Launcher;
 use self::weights::WeightOrder;
-use super::gpu::{GpuBackend, LaunchLimit};
-use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Note, Precision, Residency, WeightStorage};
+use super::device::dashed;
+use super::gpu::{GpuBackend, LaunchLimit, Queue};
+use super::{DeviceAllocator, DeviceFacts, DeviceInfo, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, Rates, Sizes, TensorDevice, WeightPart};
 
@@ -91,19 +90,13 @@ pub fn devices() -> Vec<DeviceInfo> {
                 place: TensorDevice::Vulkan(index),
                 memory_total,
                 memory_free,
-                uuid: dashed(device.uuid),
+                uuid: format!("GPU-{}", dashed(device.uuid)),
                 compute_capability: (0, 0),
-                suits_auto: device.kind == vk::PhysicalDeviceType::DISCRETE_GPU && device.has_matrices,
+                suits_auto: device.kind == vk::PhysicalDeviceType::DISCRETE_GPU && device.features.matrices,
                 name: device.name,
             }
         })
         .collect()
-}
-
-fn dashed(uuid: [u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
-    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
-    format!("GPU-{}", parts.join("-"))
 }
 
 impl GpuBackend for Vulkan {
@@ -132,10 +125,6 @@ impl DeviceFacts for Vulkan {
         let unit =
             matrix.map_or(String::new(), |shape| format!(" with matrices of {} x {} x {}", shape.m, shape.n, shape.k));
         format!("Vulkan on {} by {}{unit}", physical.name, physical.driver)
-    }
-
-    fn notes(&self) -> Vec<Note> {
-        Vec::new()
     }
 
     fn profile(&self) -> DeviceProfile {
@@ -173,29 +162,30 @@ impl DeviceFacts for Vulkan {
         let physical = &self.context().device.physical;
         let free = physical.heap_bytes().map_or(0, |(_, free)| free);
         // A block is one allocation where memory cannot be bound in pieces.
-        if physical.sparse { free } else { free.min(physical.largest_allocation) }
+        if physical.features.sparse { free } else { free.min(physical.largest_allocation) }
     }
 }
 
 impl WeightStorage for Vulkan {
-    type Store = WeightStore;
+    type Store = Arc<WeightStore>;
     type Conv = PreparedConv;
     type PackBuffers = PackBuffers;
 
-    fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<WeightStore> {
+    fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<Arc<WeightStore>> {
         let context = self.context();
-        Ok(match residency {
-            Residency::Device => WeightStore::Device(Arc::new(DeviceBlock::new(context, bytes)?)),
-            Residency::Host => WeightStore::Host(Arc::new(HostMemory::new(context, bytes)?)),
-        })
+        Ok(Arc::new(match residency {
+            Residency::Device => WeightStore::Device(DeviceBlock::new(context, bytes)?),
+            Residency::Host => WeightStore::Host(HostMemory::new(context, bytes)?),
+        }))
     }
 
-    fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
+    fn allocate_conv(&self, store: &Arc<WeightStore>, offset: u64, conv: &ConvLayout) -> Result<PreparedConv> {
         let order = match self.launcher.matrix() {
             Some(_) => WeightOrder::Matrices,
             None => WeightOrder::Plain,
         };
-        Ok(PreparedConv::new(store, offset, self.launcher.sizes, order, layout))
+        let (store, layout) = (Arc::clone(store), self.launcher.sizes.weight_layout(conv));
+        Ok(PreparedConv { store, offset, conv: *conv, layout, precision: self.precision(), order })
     }
 
     fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {

@@ -1,10 +1,8 @@
 //! How many bytes everything takes: frames, weights, scratch, bands. Plain arithmetic on shapes, which needs no device.
 
 use crate::backend::Precision;
-use crate::backend::gpu::{self, RowSizes};
-use crate::ir::{
-    BandPart, BandShape, CacheFormat, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Prologue, Sizes,
-};
+use crate::backend::gpu::{self, MOMENTS_BYTES, PaddedWeights, RowSizes, WeightLayout};
+use crate::ir::{BandPart, BandShape, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Sizes};
 
 /// Rows and columns of pixels that a tile of a convolution has, and a record of statistics covers.
 pub const TILE: (u64, u64) = (8, 16);
@@ -12,8 +10,6 @@ pub const TILE: (u64, u64) = (8, 16);
 pub const K_BLOCK: u64 = 32;
 /// Frames begin at multiples of this.
 pub const FRAME_ALIGN: u64 = 256;
-/// Mean and another moment, in f32.
-const MOMENTS_BYTES: u64 = 8;
 /// The most frames of one launch.
 pub const MAX_FRAMES: usize = 32;
 
@@ -37,34 +33,13 @@ pub fn padded_outputs(layout: &ConvLayout) -> u64 {
     layout.cout.next_multiple_of(tile_channels(layout))
 }
 
-/// Bias vectors for one frame: phases and edges of an upsampler have their own.
-pub fn bias_rows(layout: &ConvLayout) -> u64 {
-    layout.bias_elements() / layout.cout
-}
-
 /// The sizes of one precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VulkanSizes {
     pub precision: Precision,
 }
 
-/// Where the parts of a convolution's weights begin. Slabs come first.
-#[derive(Debug, Clone, Copy)]
-pub struct WeightLayout {
-    pub slab_bytes: u64,
-    pub shortcut: u64,
-    pub bias: u64,
-    pub gamma: u64,
-    pub beta: u64,
-    pub end: u64,
-}
-
 impl VulkanSizes {
-    /// Bytes of an activation, and of a weight.
-    pub const fn element(self) -> u64 {
-        self.precision.bytes()
-    }
-
     /// Records of one output frame.
     pub fn records_bytes(self, layout: &ConvLayout, input: FrameShape) -> u64 {
         if layout.norm.groups() == 0 {
@@ -81,35 +56,29 @@ impl VulkanSizes {
     }
 
     pub fn weight_layout(self, layout: &ConvLayout) -> WeightLayout {
-        let slab_bytes = layout.window.taps() * self.tap_bytes(layout, layout.cin);
-        let shortcut = layout.slabs * slab_bytes;
-        let bias = shortcut + layout.shortcut.map_or(0, |cin| self.tap_bytes(layout, cin));
-        let gamma = bias + layout.biases * bias_rows(layout) * padded_outputs(layout) * 4;
-        let norm = if layout.prologue == Prologue::None { 0 } else { channel_stride(layout.cin) * 4 };
-        WeightLayout { slab_bytes, shortcut, bias, gamma, beta: gamma + norm, end: gamma + 2 * norm }
+        let padded = PaddedWeights {
+            slab_bytes: layout.window.taps() * self.tap_bytes(layout, layout.cin),
+            shortcut_bytes: layout.shortcut.map_or(0, |cin| self.tap_bytes(layout, cin)),
+            inputs: channel_stride(layout.cin),
+            outputs: padded_outputs(layout),
+        };
+        WeightLayout::new(layout, &padded)
     }
 }
 
 impl RowSizes for VulkanSizes {
     const FRAME_ALIGN: u64 = FRAME_ALIGN;
 
-    fn row_bytes(self, shape: FrameShape) -> u64 {
-        shape.width * channel_stride(shape.channels) * self.element()
+    fn element(self) -> u64 {
+        self.precision.bytes()
     }
 
-    /// Pixels, then their scales in f16.
-    fn u8_row_bytes(self, shape: FrameShape) -> u64 {
-        let channels = channel_stride(shape.channels);
-        let scales = channels / CacheFormat::block(channels) * 2;
-        (shape.width * (channels + scales)).next_multiple_of(16)
+    fn channel_stride(self, channels: u64) -> u64 {
+        channel_stride(channels)
     }
 
     fn data_bytes(self, shape: FrameShape) -> u64 {
         (self.row_bytes(shape) * shape.height).next_multiple_of(16)
-    }
-
-    fn statistics_bytes(self, groups: u64) -> u64 {
-        groups * MOMENTS_BYTES
     }
 
     fn channel_tiles(self, layout: &ConvLayout) -> u64 {

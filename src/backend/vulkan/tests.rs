@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::gpu::{JobMemory, RowSizes, limit_testing};
+use crate::backend::gpu::{HostBlock, JobMemory, RowSizes, limit_testing};
 use crate::backend::tests::bands::{CACHE_FRAMES, Cache, FRAMES, Still, block_outputs, run_chunks, still_outputs};
 use crate::backend::tests::*;
 use crate::ir::{
@@ -30,8 +30,8 @@ impl Vulkan {
         memory.synchronise(&self.launcher).unwrap();
         let (length, queue) = (bytes.len() as u64, VulkanQueue::new(self.context()).unwrap());
         let host = HostMemory::new(self.context(), length).unwrap();
-        let (device, staged) = (memory.block.buffer(), host.memory().buffer());
-        let start = host.memory().at(0, length).unwrap();
+        let (device, staged) = (memory.block.handle, host.buffer());
+        let start = host.at(0, length).unwrap();
         let (from, to) = if is_read { (device, staged) } else { (staged, device) };
         let (src_offset, dst_offset) = if is_read { (at.0, 0) } else { (0, at.0) };
         // SAFETY: both blocks are that long, and the copy is waited for.

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use super::context::Context;
 use super::device::Gpu;
 use super::error::check;
-use crate::backend::device::DeviceInfo;
+use crate::backend::device::{DeviceInfo, dashed};
 use crate::error::Result;
 use crate::ir::TensorDevice;
 
@@ -17,11 +17,6 @@ pub fn uuid(gpu: &Gpu) -> Result<String> {
     // A part of a GPU has a UUID of its own.
     let kind = if gpu.name.contains(" MIG ") { "MIG" } else { "GPU" };
     Ok(format!("{kind}-{}", dashed(uuid.bytes.map(|byte| byte as u8))))
-}
-
-fn dashed(uuid: [u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
-    [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]).join("-")
 }
 
 /// Only a context can tell. Where none is active, none is created just to ask: then all memory counts as free.
@@ -51,13 +46,4 @@ pub fn devices() -> Vec<DeviceInfo> {
             name: gpu.name,
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn dashed_writes_a_uuid_in_five_parts() {
-        let bytes = std::array::from_fn(|i| 0xe0 + i as u8);
-        assert_eq!(super::dashed(bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
-    }
 }

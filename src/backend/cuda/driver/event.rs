@@ -7,6 +7,7 @@ use cudarc::driver::sys::{self, CUevent, CUstream};
 
 use super::context::Context;
 use super::error::check;
+use crate::backend::gpu;
 use crate::error::Result;
 
 pub struct Event {
@@ -65,9 +66,10 @@ impl Event {
         check("reading the GPU's clock", answer)?;
         Ok(Duration::from_secs_f64(f64::from(millis.max(0.0)) / 1000.0))
     }
+}
 
-    /// Blocks the calling thread until the last record has been passed; returns at once if there is none.
-    pub fn synchronise(&self) -> Result<()> {
+impl gpu::Event for Event {
+    fn synchronise(&self) -> Result<()> {
         // SAFETY: the event lives.
         check("waiting for the GPU", unsafe { sys::cuEventSynchronize(self.handle) })
     }

@@ -7,6 +7,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use super::context::Context;
 use super::error::check;
 use super::stream;
+use crate::backend::gpu::{NonFiniteFlag, NonFiniteFlags};
 use crate::error::Result;
 
 const WORDS: usize = 2;
@@ -38,14 +39,14 @@ impl HostFlags {
     }
 
     /// The address of a word for kernels.
-    pub fn at(&self, index: usize) -> u64 {
-        self.device + (index * size_of::<u32>()) as u64
+    pub fn at(&self, flag: NonFiniteFlag) -> u64 {
+        self.device + flag as u64 * size_of::<u32>() as u64
     }
+}
 
-    /// Whether kernels that have ended set a word since it was last taken.
-    pub fn take(&mut self, index: usize) -> bool {
-        assert!(index < WORDS);
-        let word = self.host.cast::<u32>().wrapping_add(index);
+impl NonFiniteFlags for HostFlags {
+    fn take(&mut self, flag: NonFiniteFlag) -> bool {
+        let word = self.host.cast::<u32>().wrapping_add(flag as usize);
         // SAFETY: a word of ours. Volatile, as kernels write it too.
         unsafe {
             let set = word.read_volatile() != 0;

@@ -8,6 +8,7 @@ use cudarc::driver::sys::{self, CUmemorytype};
 use super::context::Context;
 use super::error::check;
 use super::stream::CudaStream;
+use crate::backend::gpu::Queue;
 use crate::error::Result;
 use crate::ir::Rows;
 

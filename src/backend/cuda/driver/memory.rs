@@ -8,6 +8,7 @@ use super::context::Context;
 use super::error::check;
 use super::stream::{self, CudaStream};
 use crate::backend::allocator::{self, DeviceAllocFn, DeviceFreeFn};
+use crate::backend::gpu::{AddressedBlock, Queue};
 use crate::backend::{Callbacks, DeviceAllocator};
 use crate::error::{Error, Result};
 use crate::ir::DeviceOffset;
@@ -40,20 +41,6 @@ impl DeviceBlock {
         Ok(block)
     }
 
-    /// The address of a region, checked to lie in the block.
-    pub fn at(&self, offset: u64, bytes: u64) -> Result<u64> {
-        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
-            let total = self.bytes;
-            return Err(Error::Internal(format!("{bytes} bytes at {offset} are not in a block of {total}")));
-        }
-        Ok(self.address + offset)
-    }
-
-    /// The address of a frame. It may be before the block, where only the frame's lower rows are backed by memory.
-    pub fn address(&self, frame: DeviceOffset) -> u64 {
-        self.address.wrapping_add(frame.0)
-    }
-
     /// Copies from host memory and waits.
     pub fn write<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
         self.write_all(stream, std::iter::once((offset, from)))
@@ -84,6 +71,16 @@ impl DeviceBlock {
         // SAFETY: both regions are that long, and live until the copy has ended.
         unsafe { stream.download("copying from the GPU", from, into.as_mut_ptr(), into.len()) }?;
         stream.synchronise()
+    }
+}
+
+impl AddressedBlock for DeviceBlock {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn address(&self, at: DeviceOffset) -> u64 {
+        self.address.wrapping_add(at.0)
     }
 }
 

@@ -8,7 +8,8 @@ use memmap2::MmapMut;
 use super::context::Context;
 use super::error::{check, host_memory_exhausted, is_device_lost};
 use super::stream::synchronise_all;
-use crate::error::{Error, Result};
+use crate::backend::gpu::{HostBlock, check_region};
+use crate::error::Result;
 use crate::thread_pool::{for_each, threads_for};
 
 /// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned. It has to be
@@ -33,18 +34,16 @@ impl PinnedMemory {
         }
         Ok(PinnedMemory { context: Arc::clone(context), memory, pinned: answer == sys::CUresult::CUDA_SUCCESS })
     }
+}
 
-    pub fn is_pinned(&self) -> bool {
-        self.pinned
+impl HostBlock for PinnedMemory {
+    fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
+        check_region(self.memory.len() as u64, offset, bytes)?;
+        Ok(self.memory.as_ptr().cast_mut().wrapping_add(offset as usize))
     }
 
-    /// The address of a region, checked to lie in the block.
-    pub fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
-        let total = self.memory.len() as u64;
-        if offset.checked_add(bytes).is_none_or(|end| end > total) {
-            return Err(Error::Internal(format!("{bytes} bytes at {offset} are not in a host block of {total}")));
-        }
-        Ok(self.memory.as_ptr().cast_mut().wrapping_add(offset as usize))
+    fn is_pinned(&self) -> bool {
+        self.pinned
     }
 }
 

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::context::Context;
 use super::event::Event;
 use crate::backend::DeviceSpan;
+use crate::backend::gpu::{Event as _, Spans};
 use crate::error::Result;
 
 /// Pairs of events around work in streams.
@@ -33,10 +34,6 @@ impl SpanRecorder {
         Ok(SpanRecorder { context, origin, begun: Instant::now(), op, spans })
     }
 
-    pub fn set_op(&self, op: u64) {
-        self.op.store(op, Ordering::Relaxed);
-    }
-
     /// Notes when the work runs that `launch` puts into a stream.
     pub fn record(&self, lane: &'static str, stream: CUstream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         let [start, end] = [Event::timed(&self.context)?, Event::timed(&self.context)?];
@@ -46,9 +43,14 @@ impl SpanRecorder {
         self.spans.lock().push((self.op.load(Ordering::Relaxed), lane, [start, end]));
         Ok(())
     }
+}
 
-    /// What was noted since the last answer. Waits for it.
-    pub fn take(&self) -> Result<Vec<DeviceSpan>> {
+impl Spans for Arc<SpanRecorder> {
+    fn set_op(&self, op: u64) {
+        self.op.store(op, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Result<Vec<DeviceSpan>> {
         let spans = std::mem::take(&mut *self.spans.lock());
         let span = |(op, lane, events): &(u64, &'static str, [Event; 2])| {
             events[1].synchronise()?;

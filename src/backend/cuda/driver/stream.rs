@@ -9,6 +9,7 @@ use super::context::Context;
 use super::error::check;
 use super::event::Event;
 use super::spans::SpanRecorder;
+use crate::backend::gpu::Queue;
 use crate::error::{Error, Result};
 
 /// Every method but `new` wants the context to be current.
@@ -63,11 +64,6 @@ impl CudaStream {
         &self.raw.context
     }
 
-    /// Notes from now on when copies run.
-    pub fn set_spans(&mut self, spans: Option<(Arc<SpanRecorder>, &'static str)>) {
-        self.spans = spans;
-    }
-
     /// Puts a copy from host memory into the stream. `doing` names it in an error.
     ///
     /// # Safety
@@ -97,21 +93,28 @@ impl CudaStream {
             None => launch(),
         }
     }
+}
 
-    pub fn record(&self, event: &Event) -> Result<()> {
+impl Queue for CudaStream {
+    type Event = Event;
+    type Spans = Arc<SpanRecorder>;
+
+    fn record(&self, event: &Event) -> Result<()> {
         event.record(self.raw.handle)
     }
 
-    /// Later work in this stream waits until the event's last record has been passed; at once if there is none.
-    pub fn wait_for(&self, event: &Event) -> Result<()> {
+    fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
         check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.raw.handle, event.handle(), 0) })
     }
 
-    /// Blocks the calling thread until the stream is empty.
-    pub fn synchronise(&self) -> Result<()> {
+    fn synchronise(&self) -> Result<()> {
         // SAFETY: the stream lives.
         check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.raw.handle) })
+    }
+
+    fn set_spans(&mut self, spans: Option<&Arc<SpanRecorder>>, lane: &'static str) {
+        self.spans = spans.map(|spans| (Arc::clone(spans), lane));
     }
 }
 

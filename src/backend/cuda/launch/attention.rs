@@ -6,7 +6,7 @@ use super::params::AttentionParams;
 use super::tensor_map;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
-use crate::backend::gpu::{RowSizes, attention_products};
+use crate::backend::gpu::{AddressedBlock, RowSizes, attention_products};
 use crate::error::Result;
 use crate::ir::{AttentionOp, Offsets};
 

@@ -4,14 +4,16 @@ use std::ops::Range;
 
 use super::conv_params::{ConvParamsBuilder, LaunchedFrames};
 use super::kernels::WgmmaKernels;
-use super::launcher::{Launcher, WeightPointers};
+use super::launcher::Launcher;
 use super::params::ConvParams;
 use super::queue::JobBlock;
 use super::tiling::{self, ConvKernel, MAX_FRAMES, TileWidths, WeightOrder};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
-use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
+use crate::backend::gpu::{
+    self, ConvBand, ConvLaunch, LaunchConv, RowSizes, WeightAddresses, conv_products, conv_whole,
+};
 use crate::error::{Error, Result};
-use crate::ir::{ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Norm, Offsets, Prologue, Window};
+use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, Norm, Offsets, Prologue, Window};
 
 /// Rows that a launch of several frames has at least: of the tallest tiles.
 const LEAST_ROWS: u64 = 16;
@@ -130,7 +132,7 @@ impl Launcher {
     fn launch_conv(
         &self,
         block: &DeviceBlock,
-        weights: &WeightPointers,
+        weights: &WeightAddresses,
         conv: &ConvLaunch,
         (frames, launched): (&[ConvFrame<Offsets>], &LaunchedFrames),
         band: &ConvBand<Launcher>,
@@ -189,7 +191,7 @@ impl Launcher {
 }
 
 impl LaunchConv for Launcher {
-    fn conv(&self, block: &JobBlock, weights: &WeightPointers, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
+    fn conv(&self, block: &JobBlock, weights: &WeightAddresses, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
         if ConvKernel::of(&op.layout)? == ConvKernel::Out {
             return self.launch_conv_out(block, weights, op);
         }
@@ -198,23 +200,16 @@ impl LaunchConv for Launcher {
             let count = op.frames.len();
             return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
         }
-        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
-        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
-        let bytes = self.sizes.data_bytes(layout.window.output(input, layout.cout));
-        let most = self.limit.pieces(conv_products(layout, input, LEAST_ROWS)) as usize;
-        for frames in op.frames.chunks(if sums { MAX_FRAMES } else { most.min(MAX_FRAMES) }) {
-            let params = self.conv_band(block, weights, &conv, frames, &ConvBand::whole(layout, input))?;
-            let statistics: Vec<DeviceOffset> = frames.iter().map(|frame| DeviceOffset(frame.out.0 + bytes)).collect();
-            self.statistics(block, &conv, &params, &statistics)?;
-        }
-        Ok(())
+        let most = self.limit.pieces(conv_products(&op.layout, op.input, LEAST_ROWS)) as usize;
+        let most = if sums { MAX_FRAMES } else { most.min(MAX_FRAMES) };
+        conv_whole(self, block, weights, &ConvLaunch::of(op, scratch), &op.frames, most)
     }
 
     /// Returns the parameters of its last launch. Those that the statistics need are the same in all launches.
     fn conv_band(
         &self,
         block: &JobBlock,
-        weights: &WeightPointers,
+        weights: &WeightAddresses,
         conv: &ConvLaunch,
         frames: &[ConvFrame<Offsets>],
         band: &ConvBand<Launcher>,

@@ -2,12 +2,12 @@
 //! instead of two cached input frames.
 
 use super::frame_stride::FrameStride;
-use super::launcher::{Launcher, WeightPointers};
+use super::launcher::Launcher;
 use super::norm::norm_params;
 use super::params::{OutFrameParams, OutParams};
 use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
-use crate::backend::gpu::RowSizes;
+use crate::backend::gpu::{AddressedBlock, RowSizes, WeightAddresses};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvOp, DeviceOffset, Offsets, Sizes, Term};
 
@@ -37,7 +37,7 @@ fn slabs_of(op: &ConvOp<Offsets>, at: usize, input: DeviceOffset, older: usize) 
 }
 
 impl Launcher {
-    pub fn launch_conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp<Offsets>) -> Result<()> {
+    pub fn launch_conv_out(&self, block: &DeviceBlock, weights: &WeightAddresses, op: &ConvOp<Offsets>) -> Result<()> {
         let (layout, input, frames) = (&op.layout, op.input, &op.frames);
         if layout.slabs == 1 && frames.len() > 1 {
             // The kernel adds each input to the next two outputs. Frames that see no other are launches of their own.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::frame_stride::FrameStride;
-use super::launcher::{Launcher, WeightPointers};
+use super::launcher::Launcher;
 use super::norm::norm_params;
 use super::params::{
     ConvParams, FrameParams, FramePart, HOST, MAIN, Plane, RESIDENT, SHORTCUT, SHORTCUT_TERM, SourceParams,
@@ -12,7 +12,9 @@ use super::sizes::CudaSizes;
 use super::tensor_map::{Swizzle, output_map, patch_map, residual_map};
 use super::tiling::{self, MAX_FRAMES, Statistics, TileWidths};
 use crate::backend::cuda::driver::DeviceBlock;
-use crate::backend::gpu::{self, ConvBand, ConvLaunch, NextNorm, NormOf, RowSizes, SplitFrames};
+use crate::backend::gpu::{
+    self, AddressedBlock, ConvBand, ConvLaunch, NextNorm, NormOf, RowSizes, SplitFrames, WeightAddresses,
+};
 use crate::error::{Error, Result};
 use crate::ir::{
     ConvFrame, ConvLayout, DeviceOffset, FrameShape, FrameUnit, Offsets, PartialSumsSize, Sizes, Term, Window,
@@ -79,7 +81,7 @@ struct OutputSlots {
 pub struct ConvParamsBuilder<'a> {
     pub sizes: CudaSizes,
     pub block: &'a DeviceBlock,
-    pub weights: &'a WeightPointers,
+    pub weights: &'a WeightAddresses,
     pub conv: &'a ConvLaunch<'a>,
     pub frames: &'a [ConvFrame<Offsets>],
     pub band: &'a ConvBand<'a, Launcher>,
@@ -114,10 +116,6 @@ impl ConvParamsBuilder<'_> {
         self.widths().k_block(self.sizes.element())
     }
 
-    fn output(&self) -> FrameShape {
-        self.conv.layout.window.output(self.conv.input, self.conv.layout.cout)
-    }
-
     /// The extra frame of a launch that leaves partial sums: its only term.
     fn partial_sums_term(&self) -> Result<Option<Term<Offsets>>> {
         let Some(after) = &self.conv.partial_sums.after else { return Ok(None) };
@@ -142,7 +140,7 @@ impl ConvParamsBuilder<'_> {
 
     /// A launch must touch nothing outside its block: afterwards nobody could tell which one did.
     fn check_frame(&self, frame: &ConvFrame<Offsets>) -> Result<()> {
-        let (layout, input, output) = (self.conv.layout, self.conv.input, self.output());
+        let (layout, input, output) = (self.conv.layout, self.conv.input, self.conv.output());
         let (rows, input_rows) = (&self.band.rows, count(&self.band.input_rows));
         let bytes = |rows: u64, shape: FrameShape| self.sizes.data_bytes(FrameShape { height: rows, ..shape });
         let holds = |frame: DeviceOffset, from: u64, rows: u64, shape: FrameShape| {
@@ -224,7 +222,7 @@ impl ConvParamsBuilder<'_> {
 
     fn shortcut_input(&self, params: &mut ConvParams) -> Result<Option<FrameStride>> {
         let Some(cin) = self.conv.layout.shortcut else { return Ok(None) };
-        let (shape, rows) = (self.output().with_channels(cin), &self.band.rows);
+        let (shape, rows) = (self.conv.output().with_channels(cin), &self.band.rows);
         let last_terms = self.frames.iter().filter_map(|frame| frame.terms.last());
         let slots = self.slots(last_terms.map(|term| term.frame), shape)?;
         params.source[1] = SourceParams {
@@ -257,7 +255,7 @@ impl ConvParamsBuilder<'_> {
 
     /// Outputs, residuals and statistics records.
     fn outputs(&self, params: &mut ConvParams) -> Result<OutputSlots> {
-        let (conv, output, sizes) = (self.conv, self.output(), self.sizes);
+        let (conv, output, sizes) = (self.conv, self.conv.output(), self.sizes);
         let out = self.slots(self.frames.iter().map(|frame| frame.out), output)?;
         let added = self.frames.iter().filter_map(|frame| frame.residual);
         let residual = self.slots(added.clone(), output)?;

@@ -5,7 +5,7 @@ use super::params::{CacheParams, CopyParams};
 use super::queue::JobBlock;
 use super::tiling::{self, CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
 use crate::backend::cuda::driver::CudaStream;
-use crate::backend::gpu::{LaunchCopies, RowCopy, RowPitches, RowSizes, U8Copy, U8Rows};
+use crate::backend::gpu::{AddressedBlock, LaunchCopies, RowCopy, RowPitches, RowSizes, U8Copy, U8Rows};
 use crate::error::{Error, Result};
 use crate::ir::CacheFormat;
 
@@ -56,9 +56,8 @@ impl LaunchCopies for Launcher {
         of: U8Rows,
         frames: &[(u64, u64)],
     ) -> Result<()> {
-        let U8Rows { part, width, rows } = of;
-        let (channels, element) = (tiling::channel_stride(part.channels), self.sizes.element());
-        let unit_channels = UNIT_BYTES / element;
+        let U8Rows { part, rows, .. } = of;
+        let (channels, unit_channels) = (tiling::channel_stride(part.channels), UNIT_BYTES / self.sizes.element());
         let row_units = part.width * channels / unit_channels;
         let units = row_units * rows;
         if units == 0 || frames.is_empty() {
@@ -67,16 +66,10 @@ impl LaunchCopies for Launcher {
         if i32::try_from(units).is_err() || frames.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{units} units of {} frames are rounded at once", frames.len())));
         }
-        let exact = (width * channels * element, part.width * channels * element);
-        let stored = self.sizes.u8_row_bytes(part);
-        let [(from_pitch, from_row), (to_pitch, to_row)] = match copy {
-            U8Copy::Store => [exact, (stored, stored)],
-            U8Copy::Restore => [(stored, stored), exact],
-            U8Copy::Round => [exact, exact],
-        };
+        let [read, written] = of.sides(self.sizes, copy);
         let mut params = CacheParams {
-            from_pitch: from_pitch as i64,
-            to_pitch: to_pitch as i64,
+            from_pitch: read.pitch as i64,
+            to_pitch: written.pitch as i64,
             row_units: row_units as u32,
             units: units as u32,
             pixel_bytes: (part.width * channels) as u32,
@@ -84,8 +77,8 @@ impl LaunchCopies for Launcher {
             ..CacheParams::default()
         };
         for (i, (from, to)) in frames.iter().enumerate() {
-            params.from[i] = block.at(*from, (rows - 1) * from_pitch + from_row)?;
-            params.to[i] = block.at(*to, (rows - 1) * to_pitch + to_row)?;
+            params.from[i] = block.at(*from, read.reach())?;
+            params.to[i] = block.at(*to, written.reach())?;
         }
         let kernel = match copy {
             U8Copy::Store => &self.kernels.cache_store,

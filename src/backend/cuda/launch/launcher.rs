@@ -16,13 +16,3 @@ pub struct Launcher {
     pub queue: LaunchQueue,
     pub limit: LaunchLimit,
 }
-
-/// Device addresses of a convolution's weights.
-#[derive(Debug, Clone, Copy)]
-pub struct WeightPointers {
-    pub slabs: u64,
-    pub shortcut: u64,
-    pub bias: u64,
-    pub gamma: u64,
-    pub beta: u64,
-}

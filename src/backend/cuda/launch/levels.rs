@@ -4,7 +4,7 @@ use super::launcher::Launcher;
 use super::params::{AddParams, PoolParams};
 use super::queue::JobBlock;
 use super::tiling::{self, LEVEL_THREADS, UNIT_BYTES};
-use crate::backend::gpu::{LaunchLevels, RowSizes};
+use crate::backend::gpu::{AddressedBlock, LaunchLevels, RowSizes};
 use crate::error::Result;
 use crate::ir::{AddOp, FrameShape, Offsets, PoolOp};
 

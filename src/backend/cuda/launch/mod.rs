@@ -22,9 +22,9 @@ mod tensor_map;
 pub mod tiling;
 
 pub use kernels::{Kernels, checksum};
-pub use launcher::{Launcher, WeightPointers};
+pub use launcher::Launcher;
 pub use params::ConvParams;
 #[cfg(test)]
 pub use queue::testing;
 pub use queue::{JobBlock, LaunchQueue};
-pub use sizes::{CudaSizes, WeightLayout};
+pub use sizes::CudaSizes;

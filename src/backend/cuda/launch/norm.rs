@@ -1,11 +1,13 @@
 //! Launches norms, and the statistics that they need.
 
 use super::frame_stride::FrameStride;
-use super::launcher::{Launcher, WeightPointers};
+use super::launcher::Launcher;
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
 use super::queue::JobBlock;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, Statistics, UNIT_BYTES};
-use crate::backend::gpu::{ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
+use crate::backend::gpu::{
+    AddressedBlock, ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes, WeightAddresses,
+};
 use crate::error::Result;
 use crate::ir::{self, ConvLayout, DeviceOffset, Prologue, Sizes};
 
@@ -14,7 +16,7 @@ const BLOCKS_A_MULTIPROCESSOR: u32 = 18;
 
 /// The norm before a layer. That of pixels reads gamma alone. `stride` is in pairs of floats, from one slot of statistics to
 /// the next.
-pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u64, stride: i64) -> Norm {
+pub fn norm_params(weights: &WeightAddresses, layout: &ConvLayout, statistics: u64, stride: i64) -> Norm {
     Norm {
         statistics,
         gamma: weights.gamma,
@@ -108,7 +110,6 @@ impl LaunchNorm for Launcher {
         }
         let statistics = into.iter().map(|at| block.at(at.0, self.sizes.statistics_bytes(layout.norm.groups())));
         let statistics = statistics.collect::<Result<Vec<u64>>>()?;
-        let shape = layout.window.output(of.input, layout.cout);
         let (slots, count) = (FrameStride::new(statistics.iter().copied(), 8)?, statistics.len());
         let group_channels = (layout.cout / layout.norm.groups()) as i32;
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
@@ -136,7 +137,7 @@ impl LaunchNorm for Launcher {
                 statistics,
                 stride,
                 slot_bytes: conv.out_slot_bytes,
-                pixels: shape.pixels() as i64,
+                pixels: of.output().pixels() as i64,
                 channels: conv.cout,
                 group_channels,
                 groups: layout.norm.groups() as i32,

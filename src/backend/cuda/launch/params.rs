@@ -1,6 +1,7 @@
 //! The parameters of the kernels, field for field as `kernels/*.cu` and `kernels/*.cuh` declare them.
 
 use super::tiling::{MAX_FRAMES, MAX_MAPS};
+use crate::backend::gpu::Strided;
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -282,21 +283,6 @@ pub struct AddParams {
     pub parts: i32,
     pub repeats: i32,
     pub part: [i32; MAX_FRAMES],
-}
-
-/// A frame of a tensor. Strides are in elements.
-#[repr(C)]
-#[derive(Clone, Copy, Default, PartialEq)]
-pub struct Strided {
-    pub data: u64,
-    pub by_channel: i64,
-    pub by_row: i64,
-    pub by_column: i64,
-    /// The code of [`crate::ir::DType`].
-    pub dtype: u32,
-    pub channels: i32,
-    pub height: i32,
-    pub width: i32,
 }
 
 #[repr(C)]

@@ -3,34 +3,16 @@
 use cudarc::driver::sys;
 
 use super::launcher::Launcher;
-use super::params::{self, BlendParams, LoadParams, MappedLoadParams, MappedStoreParams, StoreParams, Strided};
+use super::params::{self, BlendParams, LoadParams, MappedLoadParams, MappedStoreParams, StoreParams};
 use super::queue::JobBlock;
 use super::tiling::{self, MAX_MAPS, PIXEL_THREADS};
 use crate::backend::cuda::driver::{DeviceBlock, HostFlags, check};
-use crate::backend::gpu::{LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame, TensorPlace};
+use crate::backend::gpu::{AddressedBlock, LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame};
 use crate::error::{Error, Result};
 use crate::ir::{BlendTile, ChannelMaps, Fades, FrameShape, LoadTensor, StoreTensor};
 
 fn grid(pixels: u64) -> [u32; 2] {
     [pixels.div_ceil(u64::from(PIXEL_THREADS)) as u32, 1]
-}
-
-/// A tensor's frame, as kernels see it.
-fn strided(block: &DeviceBlock, of: &TensorFrame) -> Result<Strided> {
-    let data = match of.at {
-        TensorPlace::Staged(offset) => block.at(offset, of.channels * of.rows * of.columns * of.dtype.bytes())?,
-        TensorPlace::Address(address) => address,
-    };
-    Ok(Strided {
-        data,
-        by_channel: of.by_channel,
-        by_row: of.by_row,
-        by_column: of.by_column,
-        dtype: of.dtype as u32,
-        channels: of.channels as i32,
-        height: of.rows as i32,
-        width: of.columns as i32,
-    })
 }
 
 /// Maps of channels, as kernels see them.
@@ -69,9 +51,9 @@ impl Launcher {
 impl LaunchPixels for Launcher {
     fn load(&self, block: &JobBlock, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
         let params = LoadParams {
-            from: strided(block, from)?,
+            from: from.strided(&**block)?,
             into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
-            nonfinite: flags.at(NonFiniteFlag::Loaded as usize),
+            nonfinite: flags.at(NonFiniteFlag::Loaded),
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             channels: op.shape.channels as i32,
@@ -99,7 +81,7 @@ impl LaunchPixels for Launcher {
         scratch: u64,
         flags: &HostFlags,
     ) -> Result<()> {
-        let into = strided(block, into)?;
+        let into = into.strided(&**block)?;
         let [rows, columns] = self.fades(block, scratch, op.shape, op.divide)?;
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
@@ -107,7 +89,7 @@ impl LaunchPixels for Launcher {
             from: block.at(op.from.0, self.sizes.data_bytes(op.shape))?,
             rows,
             columns,
-            nonfinite: flags.at(NonFiniteFlag::Stored as usize),
+            nonfinite: flags.at(NonFiniteFlag::Stored),
             width: op.shape.width as i32,
             stride: tiling::output_stride(op.shape.channels) as i32,
             channel: op.channel as i32,

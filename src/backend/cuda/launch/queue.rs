@@ -1,6 +1,7 @@
 //! The compute stream that operations go to. Launches of small operations are collected and go to the GPU as a CUDA
 //! graph; no other file knows of graphs.
 
+use std::borrow::Borrow;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use parking_lot::Mutex;
 pub use super::graph::testing;
 use super::graph::{KernelParams, LaunchRecorder, RecordedLaunch};
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Kernel};
+use crate::backend::gpu::Queue;
 use crate::error::Result;
 
 /// Every method but `new` wants the context to be current.
@@ -93,6 +95,12 @@ impl Deref for JobBlock {
     type Target = DeviceBlock;
 
     fn deref(&self) -> &DeviceBlock {
+        &self.block
+    }
+}
+
+impl Borrow<DeviceBlock> for JobBlock {
+    fn borrow(&self) -> &DeviceBlock {
         &self.block
     }
 }

@@ -6,13 +6,8 @@ use super::tiling::{
     UNIT_BYTES,
 };
 use crate::backend::Precision;
-use crate::backend::gpu::{self, RowSizes};
-use crate::ir::{
-    BandPart, BandShape, CacheFormat, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Prologue, Sizes,
-};
-
-/// Mean and reciprocal deviation of a group of channels, in f32.
-const STATISTICS_BYTES: u64 = 8;
+use crate::backend::gpu::{self, MOMENTS_BYTES, PaddedWeights, RowSizes, WeightLayout};
+use crate::ir::{BandPart, BandShape, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Sizes};
 
 /// The driver gives memory in whole pages of this size, and counts them as used.
 const DEVICE_PAGE: u64 = 2 << 20;
@@ -27,11 +22,6 @@ pub struct CudaSizes {
 }
 
 impl CudaSizes {
-    /// Bytes of an activation, and of a weight.
-    pub const fn element(self) -> u64 {
-        self.precision.bytes()
-    }
-
     /// Statistics records of one output frame.
     pub fn statistics_records_bytes(self, layout: &ConvLayout, input: FrameShape) -> u64 {
         if layout.norm.groups() == 0 {
@@ -39,24 +29,21 @@ impl CudaSizes {
         }
         let grid = gpu::tile_grid(layout, input);
         let records = grid.height.div_ceil(STATISTICS_RECORD.0) * grid.width.div_ceil(STATISTICS_RECORD.1);
-        layout.window.phases() * records * tiling::padded_outputs(layout) / 4 * STATISTICS_BYTES
+        layout.window.phases() * records * tiling::padded_outputs(layout) / 4 * MOMENTS_BYTES
     }
 
     pub fn weight_layout(self, layout: &ConvLayout) -> WeightLayout {
         let (element, widths) = (self.element(), TileWidths::of(layout));
-        let (tiles, padded_cout) = (tiling::channel_tiles(layout), tiling::padded_outputs(layout));
+        let (tiles, outputs) = (tiling::channel_tiles(layout), tiling::padded_outputs(layout));
         let k_block = widths.k_block(element);
         let slab_bytes = match ConvKernel::of(layout) {
-            Ok(ConvKernel::In) => padded_cout * 9 * 4 * element,
+            Ok(ConvKernel::In) => outputs * 9 * 4 * element,
             Ok(ConvKernel::Out) => layout.cin.div_ceil(k_block / 2) * (k_block / 2) * 32 * element,
             _ => layout.window.taps() * layout.cin.div_ceil(k_block) * tiles * widths.bytes(),
         };
-        let shortcut = layout.slabs * slab_bytes;
-        let bias = shortcut + layout.shortcut.map_or(0, |cin| cin.div_ceil(k_block) * tiles * widths.bytes());
-        let edges = layout.bias_elements() / layout.cout;
-        let gamma = bias + layout.biases * edges * padded_cout * 4;
-        let norm = if layout.prologue == Prologue::None { 0 } else { layout.cin.next_multiple_of(64) * 4 };
-        WeightLayout { slab_bytes, shortcut, bias, gamma, beta: gamma + norm, end: gamma + 2 * norm }
+        let shortcut_bytes = layout.shortcut.map_or(0, |cin| cin.div_ceil(k_block) * tiles * widths.bytes());
+        let inputs = layout.cin.next_multiple_of(64);
+        WeightLayout::new(layout, &PaddedWeights { slab_bytes, shortcut_bytes, inputs, outputs })
     }
 
     /// Partial sums of a downsampling convolution for one output frame, in f32 in every precision.
@@ -74,24 +61,17 @@ impl CudaSizes {
 impl RowSizes for CudaSizes {
     const FRAME_ALIGN: u64 = FRAME_ALIGN;
 
-    fn row_bytes(self, shape: FrameShape) -> u64 {
-        shape.width * tiling::channel_stride(shape.channels) * self.element()
+    fn element(self) -> u64 {
+        self.precision.bytes()
     }
 
-    /// Pixels, then their scales in f16.
-    fn u8_row_bytes(self, shape: FrameShape) -> u64 {
-        let channels = tiling::channel_stride(shape.channels);
-        let scales = channels / CacheFormat::block(channels) * 2;
-        (shape.width * (channels + scales)).next_multiple_of(UNIT_BYTES)
+    fn channel_stride(self, channels: u64) -> u64 {
+        tiling::channel_stride(channels)
     }
 
     fn data_bytes(self, shape: FrameShape) -> u64 {
         let stride = tiling::input_stride(shape.channels);
         (shape.pixels() * stride * self.element()).next_multiple_of(UNIT_BYTES)
-    }
-
-    fn statistics_bytes(self, groups: u64) -> u64 {
-        groups * STATISTICS_BYTES
     }
 
     fn channel_tiles(self, layout: &ConvLayout) -> u64 {
@@ -170,15 +150,4 @@ impl Sizes for CudaSizes {
     fn mapping_bytes(&self, host: u64) -> u64 {
         self.block_bytes(host / HOST_PAGE * HOST_PAGE_ENTRY)
     }
-}
-
-/// Where the parts of a convolution's weights begin. Slabs come first.
-#[derive(Debug, Clone, Copy)]
-pub struct WeightLayout {
-    pub slab_bytes: u64,
-    pub shortcut: u64,
-    pub bias: u64,
-    pub gamma: u64,
-    pub beta: u64,
-    pub end: u64,
 }

@@ -7,6 +7,7 @@ use super::sizes::CudaSizes;
 use super::tiling::{ATTENTION_WGMMA_BOX, TileWidths};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::check;
+use crate::backend::gpu::RowSizes;
 use crate::error::Result;
 use crate::ir::FrameShape;
 

@@ -18,8 +18,12 @@ const SIZES: SymbolicSizes = SymbolicSizes;
 impl RowSizes for SymbolicSizes {
     const FRAME_ALIGN: u64 = 256;
 
-    fn row_bytes(self, shape: FrameShape) -> u64 {
-        shape.width * shape.channels * 2
+    fn element(self) -> u64 {
+        2
+    }
+
+    fn channel_stride(self, channels: u64) -> u64 {
+        channels
     }
 
     fn u8_row_bytes(self, shape: FrameShape) -> u64 {
@@ -28,10 +32,6 @@ impl RowSizes for SymbolicSizes {
 
     fn data_bytes(self, shape: FrameShape) -> u64 {
         shape.elements() * 2
-    }
-
-    fn statistics_bytes(self, groups: u64) -> u64 {
-        groups * 8
     }
 
     fn channel_tiles(self, _: &ConvLayout) -> u64 {

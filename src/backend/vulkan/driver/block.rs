@@ -1,57 +1,67 @@
-//! A block of device memory, and whether regions lie in it.
+//! Memory that queues use: of the device, and of the host.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use ash::vk;
 
 use super::context::Context;
-use super::memory::{Buffer, check_region};
+use super::memory::{Buffer, MappedMemory};
+use crate::backend::gpu::{AddressedBlock, HostBlock};
 use crate::error::{Error, Result};
+use crate::ir::DeviceOffset;
 
-/// A block of device memory. Its drop waits for all queues.
-pub struct DeviceBlock {
+/// Its drop waits for all queues, then frees the memory.
+pub struct Shared<M> {
+    memory: M,
     context: Arc<Context>,
-    buffer: Buffer,
-    bytes: u64,
+}
+
+pub type DeviceBlock = Shared<Buffer>;
+/// Host memory that the device reaches.
+pub type HostMemory = Shared<MappedMemory>;
+
+impl<M> Deref for Shared<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        &self.memory
+    }
+}
+
+impl<M> Drop for Shared<M> {
+    fn drop(&mut self) {
+        self.context.wait_idle();
+    }
 }
 
 impl DeviceBlock {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<DeviceBlock> {
-        let doing = format!("allocating {bytes} bytes on {}", context.device.physical.name);
-        let kinds = [vk::MemoryPropertyFlags::DEVICE_LOCAL];
-        let buffer = Buffer::new(&context.device, bytes, &kinds, &doing).map_err(|why| match why {
-            Error::Memory(text)
-                if !context.device.physical.sparse && bytes > context.device.physical.largest_allocation =>
-            {
-                let most = context.device.physical.largest_allocation;
+        let physical = &context.device.physical;
+        let doing = format!("allocating {bytes} bytes on {}", physical.name);
+        let memory = Buffer::new(&context.device, bytes, &[vk::MemoryPropertyFlags::DEVICE_LOCAL], &doing);
+        let memory = memory.map_err(|why| match why {
+            Error::Memory(text) if !physical.features.sparse && bytes > physical.largest_allocation => {
+                let most = physical.largest_allocation;
                 Error::Memory(format!("{text}. The device allocates at most {most} bytes at a time"))
             }
             other => other,
         })?;
-        Ok(DeviceBlock { context: Arc::clone(context), buffer, bytes })
+        Ok(Shared { memory, context: Arc::clone(context) })
+    }
+}
+
+impl AddressedBlock for DeviceBlock {
+    fn bytes(&self) -> u64 {
+        self.memory.bytes
     }
 
-    pub fn buffer(&self) -> vk::Buffer {
-        self.buffer.handle
+    fn address(&self, at: DeviceOffset) -> u64 {
+        self.memory.address.wrapping_add(at.0)
     }
 
-    /// The address of an offset, which may lie outside.
-    pub fn address(&self, offset: u64) -> u64 {
-        self.buffer.address.wrapping_add(offset)
-    }
-
-    /// The address of a region, checked to lie in the block.
-    pub fn at(&self, offset: u64, bytes: u64) -> Result<u64> {
-        self.check_region(offset, bytes)?;
-        Ok(self.address(offset))
-    }
-
-    pub fn check_region(&self, offset: u64, bytes: u64) -> Result<()> {
-        check_region(self.bytes, offset, bytes)
-    }
-
-    /// An error once the device is lost: other memory of it is in use by nobody.
-    pub fn check_alive(&self) -> Result<()> {
+    /// Other memory of a lost device is in use by nobody.
+    fn check_alive(&self) -> Result<()> {
         if self.context.device.is_lost() {
             return Err(Error::Device("the GPU was lost. Free all handles on it and open new ones".into()));
         }
@@ -59,9 +69,19 @@ impl DeviceBlock {
     }
 }
 
-impl Drop for DeviceBlock {
-    fn drop(&mut self) {
-        self.context.wait_idle();
-        self.buffer.free(&self.context.device);
+impl HostMemory {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostMemory> {
+        Ok(Shared { memory: MappedMemory::new(&context.device, bytes)?, context: Arc::clone(context) })
+    }
+}
+
+impl HostBlock for HostMemory {
+    fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
+        self.memory.at(offset, bytes)
+    }
+
+    /// Vulkan has no other.
+    fn is_pinned(&self) -> bool {
+        true
     }
 }

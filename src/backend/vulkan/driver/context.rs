@@ -61,6 +61,5 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         self.device.wait_idle();
-        self.parameters.get_mut().drain(..).for_each(|memory| memory.free(&self.device));
     }
 }

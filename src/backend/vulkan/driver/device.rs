@@ -57,13 +57,14 @@ impl Device {
         let (compute, copy) = queue_families(&families)
             .ok_or_else(|| Error::Device(format!("{} has no Vulkan queue that computes", physical.name)))?;
         // Blocks are bound in the queue that computes.
-        physical.sparse &= families[compute as usize].queue_flags.contains(vk::QueueFlags::SPARSE_BINDING);
+        physical.features.sparse &= families[compute as usize].queue_flags.contains(vk::QueueFlags::SPARSE_BINDING);
         let chosen: Vec<(u32, u32)> = [Some(compute), copy]
             .into_iter()
             .flatten()
             .map(|f| (f, families[f as usize].queue_count.min(MOST_QUEUES)))
             .collect();
-        let uses_matrices = physical.has_matrices && std::env::var_os(MATRICES_VARIABLE).is_none_or(|set| set != "off");
+        let uses_matrices =
+            physical.features.matrices && std::env::var_os(MATRICES_VARIABLE).is_none_or(|set| set != "off");
         let matrix = if uses_matrices { MatrixShape::of(instance, physical.handle)? } else { None };
         let raw = open_device(&instance.raw, &physical, &chosen, matrix.is_some())?;
         let queues = |family: u32, count: u32| DeviceQueues {
@@ -161,7 +162,7 @@ fn open_device(
     queues: &[(u32, u32)],
     matrices: bool,
 ) -> Result<ash::Device> {
-    let base = vk::PhysicalDeviceFeatures::default().shader_int64(true).sparse_binding(physical.sparse);
+    let base = vk::PhysicalDeviceFeatures::default().shader_int64(true).sparse_binding(physical.features.sparse);
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
         .storage_buffer8_bit_access(true)
@@ -169,7 +170,7 @@ fn open_device(
         .scalar_block_layout(true)
         .timeline_semaphore(true)
         .vulkan_memory_model(true)
-        .host_query_reset(physical.resets_queries)
+        .host_query_reset(physical.features.resets_queries)
         .shader_float16(true);
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
         .synchronization2(true)

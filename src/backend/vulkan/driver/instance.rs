@@ -56,16 +56,11 @@ pub struct PhysicalDevice {
     pub kind: vk::PhysicalDeviceType,
     pub memory: vk::PhysicalDeviceMemoryProperties,
     version: u32,
-    extensions: Vec<String>,
-    features: Vec<(&'static str, bool)>,
-    /// Whether it can bind memory in pieces.
-    pub sparse: bool,
-    /// Whether the host may reset queries.
-    pub resets_queries: bool,
+    /// Whether it tells how much of its memory is free.
+    has_budget: bool,
+    pub features: Features,
     /// Nanoseconds of a tick of its clock.
     pub tick_nanoseconds: f32,
-    /// Whether kernels may use its matrix unit.
-    pub has_matrices: bool,
     /// Bytes that one allocation may have for certain.
     pub largest_allocation: u64,
 }
@@ -87,8 +82,7 @@ impl PhysicalDevice {
         let properties = all.properties;
         // SAFETY: as above.
         let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
-        let extensions: Vec<String> = extensions.iter().map(|one| text(&one.extension_name)).collect();
-        let has_extension = extensions.iter().any(|name| name.as_bytes() == khr::cooperative_matrix::NAME.to_bytes());
+        let has = |name: &CStr| extensions.iter().any(|one| one.extension_name_as_c_str() == Ok(name));
         let driver_name = format!("{} {}", text(&driver.driver_name), text(&driver.driver_info));
         let cache_key = [
             &properties.pipeline_cache_uuid[..],
@@ -98,7 +92,6 @@ impl PhysicalDevice {
             driver_name.as_bytes(),
         ]
         .concat();
-        let (features, [sparse, resets_queries]) = features(instance, handle);
         PhysicalDevice {
             handle,
             name: text(&properties.device_name),
@@ -109,18 +102,11 @@ impl PhysicalDevice {
             // SAFETY: as above.
             memory: unsafe { instance.get_physical_device_memory_properties(handle) },
             version: properties.api_version,
-            has_matrices: has_extension && has_matrices(instance, handle),
-            extensions,
-            features,
-            sparse,
-            resets_queries,
+            has_budget: has(ext::memory_budget::NAME),
+            features: Features::of(instance, handle, has(khr::cooperative_matrix::NAME)),
             tick_nanoseconds: properties.limits.timestamp_period,
             largest_allocation: limits.max_memory_allocation_size,
         }
-    }
-
-    pub fn has(&self, extension: &CStr) -> bool {
-        self.extensions.iter().any(|known| known.as_bytes() == extension.to_bytes())
     }
 
     /// Whether all is there that the kernels need. If not, the error names what is missing.
@@ -134,8 +120,8 @@ impl PhysicalDevice {
                 self.name
             )));
         }
-        match self.features.iter().find(|(_, is_there)| !is_there) {
-            Some((missing, _)) => Err(Error::Device(format!(
+        match self.features.missing {
+            Some(missing) => Err(Error::Device(format!(
                 "{} lacks the Vulkan feature {missing}; a newer driver may have it",
                 self.name
             ))),
@@ -150,7 +136,7 @@ impl PhysicalDevice {
         let local = |heap: &vk::MemoryHeap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
         let largest = (0..heaps.len()).filter(|i| local(&heaps[*i])).max_by_key(|i| heaps[*i].size).unwrap_or(0);
         let total = heaps[largest].size;
-        if !self.has(ext::memory_budget::NAME) {
+        if !self.has_budget {
             return Ok((total, total));
         }
         let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
@@ -162,44 +148,56 @@ impl PhysicalDevice {
     }
 }
 
-/// The features that the kernels need, and whether a device has them; and whether it can bind memory in pieces, and
-/// reset queries from the host.
-fn features(instance: &ash::Instance, handle: vk::PhysicalDevice) -> (Vec<(&'static str, bool)>, [bool; 2]) {
-    let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
-    let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
-    let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
-    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
-    // SAFETY: the device is of this instance.
-    unsafe { instance.get_physical_device_features2(handle, &mut all) };
-    let base = all.features;
-    let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
-    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut floats);
-    // SAFETY: as above.
-    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
-    let required = [
-        ("shaderInt64", base.shader_int64),
-        ("shaderFloat16", v12.shader_float16),
-        ("shaderRoundingModeRTEFloat16", floats.shader_rounding_mode_rte_float16),
-        ("storageBuffer16BitAccess", v11.storage_buffer16_bit_access),
-        ("storageBuffer8BitAccess", v12.storage_buffer8_bit_access),
-        ("bufferDeviceAddress", v12.buffer_device_address),
-        ("scalarBlockLayout", v12.scalar_block_layout),
-        ("timelineSemaphore", v12.timeline_semaphore),
-        ("vulkanMemoryModel", v12.vulkan_memory_model),
-        ("synchronization2", v13.synchronization2),
-        ("maintenance4", v13.maintenance4),
-    ];
-    let optional = [base.sparse_binding, v12.host_query_reset].map(|has| has == vk::TRUE);
-    (required.map(|(name, has)| (name, has == vk::TRUE)).into(), optional)
+/// What a device can do beside what every device can.
+#[derive(Clone)]
+pub struct Features {
+    /// The first that the kernels need and the device lacks.
+    missing: Option<&'static str>,
+    /// Whether it can bind memory in pieces.
+    pub sparse: bool,
+    /// Whether the host may reset queries.
+    pub resets_queries: bool,
+    /// Whether kernels may use its matrix unit.
+    pub matrices: bool,
 }
 
-/// Whether a device that has the extension can do all that kernels of matrices need.
-fn has_matrices(instance: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
-    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
-    let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
-    let mut all = vk::PhysicalDeviceFeatures2::default().push_next(&mut matrices).push_next(&mut v13);
-    // SAFETY: the device is of this instance.
-    unsafe { instance.get_physical_device_features2(handle, &mut all) };
-    let needed = [matrices.cooperative_matrix, v13.subgroup_size_control, v13.compute_full_subgroups];
-    needed.iter().all(|has| *has == vk::TRUE)
+impl Features {
+    fn of(instance: &ash::Instance, handle: vk::PhysicalDevice, has_extension: bool) -> Features {
+        let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
+        let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
+        let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
+        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+        let mut all =
+            vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
+        if has_extension {
+            all = all.push_next(&mut matrices);
+        }
+        // SAFETY: the device is of this instance.
+        unsafe { instance.get_physical_device_features2(handle, &mut all) };
+        let base = all.features;
+        let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
+        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut floats);
+        // SAFETY: as above.
+        unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
+        let required = [
+            ("shaderInt64", base.shader_int64),
+            ("shaderFloat16", v12.shader_float16),
+            ("shaderRoundingModeRTEFloat16", floats.shader_rounding_mode_rte_float16),
+            ("storageBuffer16BitAccess", v11.storage_buffer16_bit_access),
+            ("storageBuffer8BitAccess", v12.storage_buffer8_bit_access),
+            ("bufferDeviceAddress", v12.buffer_device_address),
+            ("scalarBlockLayout", v12.scalar_block_layout),
+            ("timelineSemaphore", v12.timeline_semaphore),
+            ("vulkanMemoryModel", v12.vulkan_memory_model),
+            ("synchronization2", v13.synchronization2),
+            ("maintenance4", v13.maintenance4),
+        ];
+        let matrices = [matrices.cooperative_matrix, v13.subgroup_size_control, v13.compute_full_subgroups];
+        Features {
+            missing: required.iter().find(|(_, has)| *has != vk::TRUE).map(|(name, _)| *name),
+            sparse: base.sparse_binding == vk::TRUE,
+            resets_queries: v12.host_query_reset == vk::TRUE,
+            matrices: matrices.iter().all(|has| *has == vk::TRUE),
+        }
+    }
 }

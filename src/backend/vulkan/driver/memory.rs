@@ -1,21 +1,26 @@
 //! Memory of the device, and host memory that it reaches.
 
+use std::sync::Arc;
+
 use ash::vk;
 
 use super::device::{Device, Role};
+use crate::backend::gpu::check_region;
 use crate::error::{Error, Result};
 
-/// A buffer with an address, and the allocations that back it.
+/// A buffer with an address, and the allocations that back it. Whoever drops it knows that no queue uses it.
 pub struct Buffer {
+    device: Arc<Device>,
     pub handle: vk::Buffer,
     memory: Vec<vk::DeviceMemory>,
     pub address: u64,
+    pub bytes: u64,
 }
 
 impl Buffer {
-    pub fn new(device: &Device, bytes: u64, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<Buffer> {
+    pub fn new(device: &Arc<Device>, bytes: u64, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<Buffer> {
         let whole = Buffer::with_flags(device, bytes, vk::BufferCreateFlags::empty(), kinds, doing);
-        if whole.is_ok() || !device.physical.sparse || bytes <= device.physical.largest_allocation {
+        if whole.is_ok() || !device.physical.features.sparse || bytes <= device.physical.largest_allocation {
             return whole;
         }
         Buffer::with_flags(device, bytes, vk::BufferCreateFlags::SPARSE_BINDING, kinds, doing)
@@ -23,7 +28,7 @@ impl Buffer {
 
     /// `kinds`: of memory, the best first.
     fn with_flags(
-        device: &Device,
+        device: &Arc<Device>,
         bytes: u64,
         flags: vk::BufferCreateFlags,
         kinds: &[vk::MemoryPropertyFlags],
@@ -43,12 +48,11 @@ impl Buffer {
             .queue_family_indices(&families);
         // SAFETY: the structures live during the call.
         let handle = device.check(doing, unsafe { device.raw.create_buffer(&info, None) })?;
-        let mut buffer = Buffer { handle, memory: Vec::new(), address: 0 };
-        let bound =
-            if flags.is_empty() { buffer.bind(device, kinds, doing) } else { buffer.bind_pieces(device, kinds, doing) };
-        if let Err(why) = bound {
-            buffer.free(device);
-            return Err(why);
+        let mut buffer = Buffer { device: Arc::clone(device), handle, memory: Vec::new(), address: 0, bytes };
+        if flags.is_empty() {
+            buffer.bind(kinds, doing)?
+        } else {
+            buffer.bind_pieces(kinds, doing)?
         }
         let info = vk::BufferDeviceAddressInfo::default().buffer(handle);
         // SAFETY: the buffer is bound.
@@ -56,20 +60,14 @@ impl Buffer {
         Ok(buffer)
     }
 
-    fn requirements(&self, device: &Device) -> vk::MemoryRequirements {
+    fn requirements(&self) -> vk::MemoryRequirements {
         // SAFETY: a buffer of this device.
-        unsafe { device.raw.get_buffer_memory_requirements(self.handle) }
+        unsafe { self.device.raw.get_buffer_memory_requirements(self.handle) }
     }
 
     /// One allocation of the first kind that has room.
-    fn allocate(
-        &mut self,
-        device: &Device,
-        bytes: u64,
-        kinds: &[vk::MemoryPropertyFlags],
-        doing: &str,
-    ) -> Result<vk::DeviceMemory> {
-        let allowed = self.requirements(device).memory_type_bits;
+    fn allocate(&mut self, bytes: u64, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<vk::DeviceMemory> {
+        let (device, allowed) = (&self.device, self.requirements().memory_type_bits);
         let memory = &device.physical.memory;
         let types = &memory.memory_types[..memory.memory_type_count as usize];
         let mut answer = Err(Error::Device(format!("{doing}: {} has no memory of that kind", device.physical.name)));
@@ -92,26 +90,26 @@ impl Buffer {
         Ok(memory)
     }
 
-    fn bind(&mut self, device: &Device, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<()> {
-        let memory = self.allocate(device, self.requirements(device).size, kinds, doing)?;
+    fn bind(&mut self, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<()> {
+        let memory = self.allocate(self.requirements().size, kinds, doing)?;
         // SAFETY: the memory is as large as the buffer needs, and of an allowed type.
-        device.check(doing, unsafe { device.raw.bind_buffer_memory(self.handle, memory, 0) })
+        self.device.check(doing, unsafe { self.device.raw.bind_buffer_memory(self.handle, memory, 0) })
     }
 
     /// Several allocations, one after the other, where one is limited.
-    fn bind_pieces(&mut self, device: &Device, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<()> {
-        let needed = self.requirements(device);
-        let piece = device.physical.largest_allocation / needed.alignment * needed.alignment;
+    fn bind_pieces(&mut self, kinds: &[vk::MemoryPropertyFlags], doing: &str) -> Result<()> {
+        let needed = self.requirements();
+        let piece = self.device.physical.largest_allocation / needed.alignment * needed.alignment;
         let mut binds = Vec::new();
         let mut offset = 0;
         while offset < needed.size {
             let size = piece.min(needed.size - offset);
-            let memory = self.allocate(device, size, kinds, doing)?;
+            let memory = self.allocate(size, kinds, doing)?;
             binds.push(vk::SparseMemoryBind::default().resource_offset(offset).size(size).memory(memory));
             offset += size;
         }
         let buffer = [vk::SparseBufferMemoryBindInfo::default().buffer(self.handle).binds(&binds)];
-        let info = vk::BindSparseInfo::default().buffer_binds(&buffer);
+        let (device, info) = (&self.device, vk::BindSparseInfo::default().buffer_binds(&buffer));
         // SAFETY: the structures live during the calls; the fence is destroyed after it was waited for.
         unsafe {
             let fence = device.check(doing, device.raw.create_fence(&vk::FenceCreateInfo::default(), None))?;
@@ -122,28 +120,22 @@ impl Buffer {
             waited
         }
     }
+}
 
-    pub fn free(&self, device: &Device) {
+impl Drop for Buffer {
+    fn drop(&mut self) {
         // SAFETY: no queue uses it any more; so its owners promise.
         unsafe {
-            device.raw.destroy_buffer(self.handle, None);
-            self.memory.iter().for_each(|memory| device.raw.free_memory(*memory, None));
+            self.device.raw.destroy_buffer(self.handle, None);
+            self.memory.iter().for_each(|memory| self.device.raw.free_memory(*memory, None));
         }
     }
 }
 
-pub fn check_region(all: u64, offset: u64, bytes: u64) -> Result<()> {
-    if offset.checked_add(bytes).is_none_or(|end| end > all) {
-        return Err(Error::Internal(format!("{bytes} bytes at {offset} are not in a block of {all}")));
-    }
-    Ok(())
-}
-
-/// Host memory that the device reaches. Whoever has it frees it.
+/// Host memory that the device reaches.
 pub struct MappedMemory {
     buffer: Buffer,
     host: *mut u8,
-    pub bytes: u64,
 }
 
 // SAFETY: an address and a length. Its owners say who touches the bytes.
@@ -153,16 +145,16 @@ unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
     /// Cached memory of the host, as the host reads it too.
-    pub fn new(device: &Device, bytes: u64) -> Result<MappedMemory> {
+    pub fn new(device: &Arc<Device>, bytes: u64) -> Result<MappedMemory> {
         MappedMemory::of_kind(device, bytes, vk::MemoryPropertyFlags::HOST_CACHED)
     }
 
     /// Memory of the device that the host writes, where there is some. For what kernels read again and again.
-    pub fn near_device(device: &Device, bytes: u64) -> Result<MappedMemory> {
+    pub fn near_device(device: &Arc<Device>, bytes: u64) -> Result<MappedMemory> {
         MappedMemory::of_kind(device, bytes, vk::MemoryPropertyFlags::DEVICE_LOCAL)
     }
 
-    fn of_kind(device: &Device, bytes: u64, best: vk::MemoryPropertyFlags) -> Result<MappedMemory> {
+    fn of_kind(device: &Arc<Device>, bytes: u64, best: vk::MemoryPropertyFlags) -> Result<MappedMemory> {
         let coherent = vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
         let kinds = [coherent | best, coherent];
         let doing = format!("allocating {bytes} bytes of host memory for {}", device.physical.name);
@@ -176,13 +168,11 @@ impl MappedMemory {
         let (memory, flags) = (buffer.memory[0], vk::MemoryMapFlags::empty());
         // SAFETY: the memory is host-visible and not mapped yet.
         let mapped = unsafe { device.raw.map_memory(memory, 0, vk::WHOLE_SIZE, flags) };
-        match device.check(&doing, mapped) {
-            Ok(host) => Ok(MappedMemory { buffer, host: host.cast(), bytes }),
-            Err(why) => {
-                buffer.free(device);
-                Err(why)
-            }
-        }
+        Ok(MappedMemory { host: device.check(&doing, mapped)?.cast(), buffer })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.buffer.bytes
     }
 
     pub fn buffer(&self) -> vk::Buffer {
@@ -196,12 +186,7 @@ impl MappedMemory {
 
     /// For the host. Checked to lie in the block.
     pub fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
-        check_region(self.bytes, offset, bytes)?;
+        check_region(self.bytes(), offset, bytes)?;
         Ok(self.host.wrapping_add(offset as usize))
-    }
-
-    /// Nothing uses it any more.
-    pub fn free(self, device: &Device) {
-        self.buffer.free(device);
     }
 }

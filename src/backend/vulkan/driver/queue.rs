@@ -13,6 +13,7 @@ use super::device::Role;
 use super::memory::MappedMemory;
 use super::pipeline::Shader;
 use super::spans::SpanRecorder;
+use crate::backend::gpu::{self, Queue};
 use crate::error::{Error, Result};
 
 /// Parameters of so many bytes are in one piece of memory.
@@ -69,8 +70,8 @@ type Mark = (Arc<Timeline>, u64);
 #[derive(Default)]
 pub struct Event(Mutex<Option<Mark>>);
 
-impl Event {
-    pub fn synchronise(&self) -> Result<()> {
+impl gpu::Event for Event {
+    fn synchronise(&self) -> Result<()> {
         let mark = self.0.lock().clone();
         mark.map_or(Ok(()), |(timeline, number)| timeline.wait(number))
     }
@@ -246,9 +247,9 @@ impl Commands {
     /// Copies parameters to memory that kernels read. Their address.
     fn put_parameters(&mut self, context: &Context, bytes: &[u8]) -> Result<u64> {
         let length = bytes.len() as u64;
-        if self.parameters.last().is_none_or(|last| self.taken + length > last.bytes) {
+        if self.parameters.last().is_none_or(|last| self.taken + length > last.bytes()) {
             let mut free = context.parameters.lock();
-            let fits = free.iter().position(|memory| memory.bytes >= length);
+            let fits = free.iter().position(|memory| memory.bytes() >= length);
             let piece = match fits.map(|at| free.swap_remove(at)) {
                 Some(piece) => piece,
                 None => MappedMemory::near_device(&context.device, length.max(PARAMETER_BYTES))?,
@@ -311,11 +312,6 @@ impl VulkanQueue {
         Ok(VulkanQueue { context: Arc::clone(context), state, spans: None })
     }
 
-    /// Notes when copies run from now on, under the name of a lane.
-    pub fn set_spans(&mut self, spans: Option<(Arc<SpanRecorder>, &'static str)>) {
-        self.spans = spans;
-    }
-
     /// Notes when the work runs that `put` puts into this queue.
     pub fn record_span(
         &self,
@@ -364,36 +360,6 @@ impl VulkanQueue {
         self.state.lock().submit(&self.context)
     }
 
-    pub fn record(&self, event: &Event) -> Result<()> {
-        let mut state = self.state.lock();
-        state.submit(&self.context)?;
-        *event.0.lock() = (state.last > 0).then(|| (Arc::clone(&state.timeline), state.last));
-        Ok(())
-    }
-
-    pub fn wait_for(&self, event: &Event) -> Result<()> {
-        let Some(mark) = event.0.lock().clone() else { return Ok(()) };
-        let mut state = self.state.lock();
-        if Arc::ptr_eq(&mark.0, &state.timeline) {
-            return Ok(());
-        }
-        // What is recorded already does not wait.
-        if state.open.is_some() {
-            state.submit(&self.context)?;
-        }
-        state.waits.push(mark);
-        Ok(())
-    }
-
-    pub fn synchronise(&self) -> Result<()> {
-        let (timeline, last) = {
-            let mut state = self.state.lock();
-            state.submit(&self.context)?;
-            (Arc::clone(&state.timeline), state.last)
-        };
-        timeline.wait(last)
-    }
-
     /// Puts a launch into the queue. `data`: beside the parameters, which are made of its address.
     ///
     /// # Safety
@@ -438,6 +404,45 @@ impl VulkanQueue {
             Some((spans, lane)) => self.record_span(spans, lane, Role::Copy, put),
             None => put(),
         }
+    }
+}
+
+impl Queue for VulkanQueue {
+    type Event = Event;
+    type Spans = Arc<SpanRecorder>;
+
+    fn record(&self, event: &Event) -> Result<()> {
+        let mut state = self.state.lock();
+        state.submit(&self.context)?;
+        *event.0.lock() = (state.last > 0).then(|| (Arc::clone(&state.timeline), state.last));
+        Ok(())
+    }
+
+    fn wait_for(&self, event: &Event) -> Result<()> {
+        let Some(mark) = event.0.lock().clone() else { return Ok(()) };
+        let mut state = self.state.lock();
+        if Arc::ptr_eq(&mark.0, &state.timeline) {
+            return Ok(());
+        }
+        // What is recorded already does not wait.
+        if state.open.is_some() {
+            state.submit(&self.context)?;
+        }
+        state.waits.push(mark);
+        Ok(())
+    }
+
+    fn synchronise(&self) -> Result<()> {
+        let (timeline, last) = {
+            let mut state = self.state.lock();
+            state.submit(&self.context)?;
+            (Arc::clone(&state.timeline), state.last)
+        };
+        timeline.wait(last)
+    }
+
+    fn set_spans(&mut self, spans: Option<&Arc<SpanRecorder>>, lane: &'static str) {
+        self.spans = spans.map(|spans| (Arc::clone(spans), lane));
     }
 }
 

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::context::Context;
 use crate::backend::DeviceSpan;
+use crate::backend::gpu::Spans;
 use crate::error::{Error, Result};
 
 /// Queries of a pool: two for each span.
@@ -43,7 +44,7 @@ pub struct SpanRecorder {
 
 impl SpanRecorder {
     pub fn new(context: &Arc<Context>) -> Result<SpanRecorder> {
-        if !context.device.physical.resets_queries {
+        if !context.device.physical.features.resets_queries {
             let name = &context.device.physical.name;
             return Err(Error::State(format!(
                 "trace: {name} lacks the Vulkan feature hostQueryReset; trace on another device"
@@ -51,10 +52,6 @@ impl SpanRecorder {
         }
         let context = Arc::clone(context);
         Ok(SpanRecorder { context, op: AtomicU64::new(0), state: Mutex::default(), origin: Mutex::default() })
-    }
-
-    pub fn set_op(&self, op: u64) {
-        self.op.store(op, Ordering::Relaxed);
     }
 
     /// Queries for the start and the end of a span.
@@ -75,8 +72,23 @@ impl SpanRecorder {
         Ok(())
     }
 
-    /// What was noted since the last answer. Waits for it.
-    pub fn take(&self) -> Result<Vec<DeviceSpan>> {
+    /// Of a query that was passed.
+    fn ticks(&self, (pool, query): Query) -> Result<u64> {
+        let mut ticks = [0u64];
+        let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
+        // SAFETY: a query of this device, whose work was waited for.
+        let answer = unsafe { self.context.device.raw.get_query_pool_results(pool, query, &mut ticks, flags) };
+        self.context.device.check("reading the GPU's clock", answer)?;
+        Ok(ticks[0])
+    }
+}
+
+impl Spans for Arc<SpanRecorder> {
+    fn set_op(&self, op: u64) {
+        self.op.store(op, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Result<Vec<DeviceSpan>> {
         self.context.wait_idle();
         let Some((first, begun)) = *self.origin.lock() else { return Ok(Vec::new()) };
         let mut state = self.state.lock();
@@ -93,16 +105,6 @@ impl SpanRecorder {
         let spans = noted.iter().map(span).collect();
         state.reset(&self.context);
         spans
-    }
-
-    /// Of a query that was passed.
-    fn ticks(&self, (pool, query): Query) -> Result<u64> {
-        let mut ticks = [0u64];
-        let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: a query of this device, whose work was waited for.
-        let answer = unsafe { self.context.device.raw.get_query_pool_results(pool, query, &mut ticks, flags) };
-        self.context.device.check("reading the GPU's clock", answer)?;
-        Ok(ticks[0])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::params::AttentionParams;
 use super::{Launcher, per_frame};
-use crate::backend::gpu::{RowSizes, attention_products};
+use crate::backend::gpu::{AddressedBlock, RowSizes, attention_products};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::{MAX_FRAMES, channel_stride};
 use crate::error::Result;

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::params::{ConvParams, MAIN, MAX_TERMS, OutFrame, SHORTCUT, Source, Term};
-use super::{Launcher, WeightAddresses, per_frame};
-use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
+use super::{Launcher, per_frame};
+use crate::backend::gpu::{
+    self, AddressedBlock, ConvBand, ConvLaunch, LaunchConv, RowSizes, WeightAddresses, conv_products, conv_whole,
+};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::{self, K_BLOCK, MAX_FRAMES, TILE, channel_stride, padded_outputs, tile_channels};
 use crate::error::{Error, Result};
@@ -20,12 +22,8 @@ struct ConvCase<'a> {
 }
 
 impl ConvCase<'_> {
-    fn output(&self) -> FrameShape {
-        self.conv.layout.window.output(self.conv.input, self.conv.layout.cout)
-    }
-
     fn shortcut_shape(&self) -> FrameShape {
-        self.output().with_channels(self.conv.layout.shortcut.unwrap_or(0))
+        self.conv.output().with_channels(self.conv.layout.shortcut.unwrap_or(0))
     }
 
     fn params(&self, frames: &[ConvFrame<Offsets>]) -> Result<ConvParams> {
@@ -79,7 +77,6 @@ impl ConvCase<'_> {
         let (shape, channels) = (self.shortcut_shape(), channel_stride(cin));
         Source {
             weights: self.weights.shortcut,
-            slab_bytes: 0,
             height: shape.height as i32,
             width: shape.width as i32,
             first_row: self.band.rows.start as i32,
@@ -87,7 +84,7 @@ impl ConvCase<'_> {
             k_blocks: channels.div_ceil(K_BLOCK) as i32,
             side: 1,
             stride: 1,
-            offset: 0,
+            ..Source::default()
         }
     }
 
@@ -98,7 +95,7 @@ impl ConvCase<'_> {
 
     fn frame(&self, number: usize, frame: &ConvFrame<Offsets>) -> Result<OutFrame> {
         let by = gpu::output_rows(self.conv.layout);
-        let (output, rows) = (self.output(), self.band.rows.start * by..self.band.rows.end * by);
+        let (output, rows) = (self.conv.output(), self.band.rows.start * by..self.band.rows.end * by);
         let first = rows.start * self.launcher.sizes.row_bytes(output);
         // Outputs and residuals begin where the whole frame would. Only the band's rows are in the block.
         let like_output =
@@ -177,16 +174,8 @@ impl LaunchConv for Launcher {
         if !op.partial_sums.is_none() {
             return Err(Error::Internal("partial sums were planned, but no kernel keeps them".into()));
         }
-        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
-        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
-        let bytes = self.sizes.data_bytes(layout.window.output(input, layout.cout));
-        let most = self.limit.pieces(conv_products(layout, input, TILE.0)) as usize;
-        for frames in op.frames.chunks(most.min(MAX_FRAMES)) {
-            self.conv_band(block, weights, &conv, frames, &ConvBand::whole(layout, input))?;
-            let into: Vec<DeviceOffset> = frames.iter().map(|frame| DeviceOffset(frame.out.0 + bytes)).collect();
-            self.statistics(block, &conv, &(), &into)?;
-        }
-        Ok(())
+        let most = self.limit.pieces(conv_products(&op.layout, op.input, TILE.0)) as usize;
+        conv_whole(self, block, weights, &ConvLaunch::of(op, scratch), &op.frames, most.min(MAX_FRAMES))
     }
 
     fn conv_band(
@@ -201,10 +190,6 @@ impl LaunchConv for Launcher {
             return Err(Error::Internal("no convolution normalises its output".into()));
         }
         self.launch_conv(&ConvCase { launcher: self, block, weights, conv, band }, frames)
-    }
-
-    fn normalises_output(&self, _: &ConvLayout) -> Result<bool> {
-        Ok(false)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::params::{CacheParams, Copy, CopyParams};
 use super::{Launcher, per_frame, workgroups};
-use crate::backend::gpu::{LaunchCopies, RowCopy, RowPitches, RowSizes, U8Copy, U8Rows};
+use crate::backend::gpu::{AddressedBlock, LaunchCopies, RowCopy, RowPitches, U8Copy, U8Rows};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader, VulkanQueue};
 use crate::backend::vulkan::sizes::channel_stride;
 use crate::error::{Error, Result};
@@ -51,8 +51,8 @@ impl LaunchCopies for Launcher {
         of: U8Rows,
         frames: &[(u64, u64)],
     ) -> Result<()> {
-        let U8Rows { part, width, rows } = of;
-        let (channels, element) = (channel_stride(part.channels), self.sizes.element());
+        let U8Rows { part, rows, .. } = of;
+        let channels = channel_stride(part.channels);
         let block_channels = CacheFormat::block(channels);
         let threads = rows * part.width * (channels / block_channels);
         if threads == 0 || frames.is_empty() {
@@ -61,13 +61,7 @@ impl LaunchCopies for Launcher {
         if threads.div_ceil(256) > 65_535 {
             return Err(Error::Internal(format!("{threads} blocks of channels are rounded at once")));
         }
-        let exact = (width * channels * element, part.width * channels * element);
-        let stored = self.sizes.u8_row_bytes(part);
-        let [(from_pitch, from_row), (to_pitch, to_row)] = match copy {
-            U8Copy::Store => [exact, (stored, stored)],
-            U8Copy::Restore => [(stored, stored), exact],
-            U8Copy::Round => [exact, exact],
-        };
+        let [read, written] = of.sides(self.sizes, copy);
         let params = CacheParams {
             copy: match copy {
                 U8Copy::Store => 0,
@@ -79,10 +73,10 @@ impl LaunchCopies for Launcher {
             channels: channels as u32,
             block: block_channels as u32,
             unused: 0,
-            from_pitch,
-            to_pitch,
-            from: per_frame(frames.iter().map(|(from, _)| block.at(*from, (rows - 1) * from_pitch + from_row)))?,
-            to: per_frame(frames.iter().map(|(_, to)| block.at(*to, (rows - 1) * to_pitch + to_row)))?,
+            from_pitch: read.pitch,
+            to_pitch: written.pitch,
+            from: per_frame(frames.iter().map(|(from, _)| block.at(*from, read.reach())))?,
+            to: per_frame(frames.iter().map(|(_, to)| block.at(*to, written.reach())))?,
         };
         let size = [workgroups(threads), frames.len() as u32, 1];
         // SAFETY: as in `copy_rows`.

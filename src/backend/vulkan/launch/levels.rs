@@ -2,7 +2,7 @@
 
 use super::params::{AddParams, AddedFrame, PoolParams, PooledFrame};
 use super::{Launcher, per_frame, workgroups};
-use crate::backend::gpu::{LaunchLevels, RowSizes};
+use crate::backend::gpu::{AddressedBlock, LaunchLevels, RowSizes};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::channel_stride;
 use crate::error::Result;

@@ -11,7 +11,6 @@ mod pixels;
 use std::sync::Arc;
 
 use super::driver::{Context, MatrixShape, VulkanQueue};
-use super::host_memory::HostFlags;
 use super::sizes::{MAX_FRAMES, VulkanSizes};
 use crate::backend::Precision;
 use crate::backend::gpu::LaunchLimit;
@@ -31,16 +30,6 @@ impl Launcher {
     pub fn matrix(&self) -> Option<MatrixShape> {
         self.context.device.matrix.filter(|_| self.sizes.precision == Precision::Fp16)
     }
-}
-
-/// A convolution's weights on the device, as addresses.
-#[derive(Debug, Clone, Copy)]
-pub struct WeightAddresses {
-    pub slabs: u64,
-    pub shortcut: u64,
-    pub bias: u64,
-    pub gamma: u64,
-    pub beta: u64,
 }
 
 /// An array for as many frames as a launch has.

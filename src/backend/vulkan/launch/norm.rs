@@ -2,7 +2,7 @@
 
 use super::params::{FinalizeParams, NormFrame, NormParams};
 use super::{Launcher, per_frame};
-use crate::backend::gpu::{self, ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
+use crate::backend::gpu::{self, AddressedBlock, ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
 use crate::backend::vulkan::driver::{DeviceBlock, Shader};
 use crate::backend::vulkan::sizes::{MAX_FRAMES, channel_stride, padded_outputs};
 use crate::error::Result;

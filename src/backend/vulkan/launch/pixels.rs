@@ -1,9 +1,9 @@
 //! Launches the kernels between tensors and activations, and the one that blends tiles.
 
-use super::params::{BlendParams, LoadParams, StoreParams, Strided};
-use super::{HostFlags, Launcher};
-use crate::backend::gpu::{LaunchPixels, NonFiniteFlag, RowSizes, TensorFrame, TensorPlace};
-use crate::backend::vulkan::driver::{DeviceBlock, LaunchSize, Shader};
+use super::Launcher;
+use super::params::{BlendParams, LoadParams, StoreParams};
+use crate::backend::gpu::{AddressedBlock, LaunchPixels, NonFiniteFlag, RowSizes, Strided, TensorFrame, TensorPlace};
+use crate::backend::vulkan::driver::{DeviceBlock, HostFlags, LaunchSize, Shader};
 use crate::backend::vulkan::sizes::channel_stride;
 use crate::error::{Error, Result};
 use crate::ir::{BlendTile, ChannelMaps, Fades, LoadTensor, StoreTensor};
@@ -15,19 +15,12 @@ fn rows_size(height: u64, width: u64) -> LaunchSize {
 
 /// A tensor's frame, as kernels see it.
 fn strided(block: &DeviceBlock, of: &TensorFrame) -> Result<Strided> {
-    let TensorPlace::Staged(offset) = of.at else {
-        return Err(Error::Internal("a Vulkan device reads no tensors of the host's on a device".into()));
-    };
-    Ok(Strided {
-        data: block.at(offset, of.channels * of.rows * of.columns * of.dtype.bytes())?,
-        by_channel: of.by_channel,
-        by_row: of.by_row,
-        by_column: of.by_column,
-        dtype: of.dtype as u32,
-        channels: of.channels as i32,
-        height: of.rows as i32,
-        width: of.columns as i32,
-    })
+    match of.at {
+        TensorPlace::Staged(_) => of.strided(block),
+        TensorPlace::Address(_) => {
+            Err(Error::Internal("a Vulkan device reads no tensors of the host's on a device".into()))
+        }
+    }
 }
 
 /// Fades of rows, then those of columns, as they travel with the parameters.

@@ -20,7 +20,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::gpu::{
     ConvBand, ConvLaunch, CopyDirection, GpuApi, GpuBackend, GpuMemory, HostCopy, JobMemory, LaunchConv, LaunchCopies,
     LaunchLevels, LaunchLimit, LaunchNorm, LaunchPixels, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
-    RowCopy, RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows,
+    RowCopy, RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows, conv_whole,
 };
 use crate::backend::tests::RawMemory;
 use crate::backend::{DeviceFacts, HostStream, NonFinite, Precision, Residency, WeightStorage};
@@ -41,8 +41,12 @@ pub struct HostSizes;
 impl RowSizes for HostSizes {
     const FRAME_ALIGN: u64 = ALIGN;
 
-    fn row_bytes(self, shape: FrameShape) -> u64 {
-        shape.width * shape.channels * 4
+    fn element(self) -> u64 {
+        4
+    }
+
+    fn channel_stride(self, channels: u64) -> u64 {
+        channels
     }
 
     fn u8_row_bytes(self, shape: FrameShape) -> u64 {
@@ -52,10 +56,6 @@ impl RowSizes for HostSizes {
 
     fn data_bytes(self, shape: FrameShape) -> u64 {
         shape.elements() * 4
-    }
-
-    fn statistics_bytes(self, groups: u64) -> u64 {
-        groups * 8
     }
 
     /// So many that every band has the fewest rows, and small frames have more bands than are in flight.
@@ -239,14 +239,6 @@ impl GpuMemory for HostGpu {
     fn check_stream(&self, _: HostStream) -> Result<()> {
         Err(Error::State("cuda_stream: this device has none".into()))
     }
-
-    fn wait_for_host(&self, host: HostStream) -> Result<()> {
-        self.check_stream(host)
-    }
-
-    fn host_waits(&self, host: HostStream) -> Result<()> {
-        self.check_stream(host)
-    }
 }
 
 impl GpuApi for HostGpu {
@@ -265,16 +257,6 @@ impl GpuApi for HostGpu {
 
     fn main_queue(&self) -> &HostQueue {
         &self.main
-    }
-
-    fn begin_operation(&self, _: Option<u64>) {}
-
-    fn end_operation(&self) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn flush(&self) -> Result<()> {
-        Ok(())
     }
 
     fn record_span(&self, _: &NoSpans, _: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -304,12 +286,7 @@ impl LaunchLevels for HostGpu {
 
 impl LaunchConv for HostGpu {
     fn conv(&self, block: &SharedBytes, weights: &PlainWeights, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
-        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
-        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
-        self.conv_band(block, weights, &conv, &op.frames, &ConvBand::whole(layout, input))?;
-        let output = HostSizes.data_bytes(layout.window.output(input, layout.cout));
-        let into: Vec<DeviceOffset> = op.frames.iter().map(|frame| DeviceOffset(frame.out.0 + output)).collect();
-        self.statistics(block, &conv, &(), &into)
+        conv_whole(self, block, weights, &ConvLaunch::of(op, scratch), &op.frames, usize::MAX)
     }
 
     fn conv_band(

@@ -97,7 +97,7 @@ pub unsafe extern "C" fn vvae_plan_timeline(
         check_place("length", length, "the number")?;
         let job = JobShape { direction, input, extent: clip_or_stream(input) };
         let mut devices = Vec::new();
-        open.session.plan(&job, Some(&mut devices), handle.cancel_flag())?;
+        open.model.plan(&job, Some(&mut devices), handle.cancel_flag())?;
         let json = serde_json::json!({ "devices": devices }).to_string();
         // SAFETY: the host vouches for a buffer of this capacity, and for the number.
         unsafe { length.write_unaligned(text::write(&json, text, capacity)) };
@@ -179,7 +179,7 @@ pub(super) unsafe fn plan_call(
             Some(range) => Extent::Range(range(input.frames)?),
             None => clip_or_stream(input),
         };
-        let plan = open.session.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
+        let plan = open.model.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
         unsafe { write_plan(&plan, out, text, capacity) }
@@ -207,7 +207,7 @@ pub(super) unsafe fn run_call(
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
         let call = Call { direction, range, input: from, output: to, logvar, stream, first_clip: 0 };
         let started = Instant::now();
-        let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
+        let plan = run.with_control(handle, |control| open.model.run(&call, control))?;
         handle.finished(plan, started.elapsed().as_secs_f64());
         Ok(VVAE_OK)
     })

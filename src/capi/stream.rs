@@ -73,7 +73,7 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
         // SAFETY: the caller's promise.
         let (direction, input) = unsafe { node_and_shape(node, shape, true) }?;
         let job = JobShape { direction, input, extent: Extent::Stream { first: unsigned("first", first)? } };
-        let stream = open.session.open_stream(&job, &handle.control())?;
+        let stream = open.model.open_stream(&job, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, stream);
         // SAFETY: as above.

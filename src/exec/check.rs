@@ -15,11 +15,6 @@ pub fn ends(direction: Direction) -> (TensorKind, TensorKind) {
     }
 }
 
-/// What the errors call the input.
-pub fn input_name(direction: Direction) -> &'static str {
-    ends(direction).0.name()
-}
-
 fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Tensor(why))
 }
@@ -29,7 +24,7 @@ const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
 /// Checks the shape of an input on its own. The frames of a stream do not count.
 fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
-    let (name, dims, geometry) = (input_name(network.direction), shape.dims(), &network.geometry);
+    let (name, dims, geometry) = (ends(network.direction).0.name(), shape.dims(), &network.geometry);
     let (channels, fits, scale) = match network.direction {
         Direction::Encode => (geometry.pixel_channels, network.is_video(shape.channels), 1),
         Direction::Decode => {
@@ -237,9 +232,8 @@ pub struct StreamCheck {
 }
 
 impl StreamCheck {
-    pub fn new(network: Arc<Network>, input: Shape, places: Vec<TensorDevice>) -> StreamCheck {
-        let (tensors, frame) = (TensorCheck { network, places }, Shape { frames: 1, ..input });
-        StreamCheck { tensors, frame, ended: false, broken: false }
+    pub fn new(tensors: TensorCheck, input: Shape) -> StreamCheck {
+        StreamCheck { tensors, frame: Shape { frames: 1, ..input }, ended: false, broken: false }
     }
 
     pub fn intact(&self) -> Result<()> {
@@ -258,7 +252,7 @@ impl StreamCheck {
         }
         self.tensors.input(view)?;
         let (pushed, opened) = (view.shape().dims(), self.frame.dims());
-        let name = input_name(self.tensors.network.direction);
+        let name = ends(self.tensors.network.direction).0.name();
         [0, 1, 3, 4].into_iter().try_for_each(|axis| length(name, axis, pushed[axis], opened[axis], 1))
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::search;
+use super::search::{self, Job};
 use super::settings::{Latents, Settings};
 use crate::backend::DeviceFacts;
 use crate::error::{Error, Result};
@@ -11,7 +11,8 @@ use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
-use crate::plan::{Plan, Request, Target};
+use crate::plan::{Plan, Target};
+use crate::report::PlanLimits;
 use crate::{reserve, thread_pool};
 
 pub struct DeviceModel<D> {
@@ -19,12 +20,14 @@ pub struct DeviceModel<D> {
     /// By direction, in the form that the device computes.
     networks: [Arc<Network>; 2],
     pub latents: Arc<LatentMaps>,
+    /// As the host has them.
+    pub settings: Settings,
 }
 
 impl<D: DeviceFacts> DeviceModel<D> {
     /// Fails if the device has no kernels for what the checkpoint or the settings ask for.
-    pub fn new(device: Arc<D>, file: &CheckpointFile, settings: &Settings) -> Result<DeviceModel<D>> {
-        let latents = Arc::new(latent_maps(settings, file)?);
+    pub fn new(device: Arc<D>, file: &CheckpointFile, settings: Settings) -> Result<DeviceModel<D>> {
+        let latents = Arc::new(latent_maps(&settings, file)?);
         if settings.cache == CacheFormat::U8 && device.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
             return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
         }
@@ -35,7 +38,7 @@ impl<D: DeviceFacts> DeviceModel<D> {
         };
         let networks = [network(Direction::Encode)?, network(Direction::Decode)?];
         networks.iter().try_for_each(|network| check_kernels(&*device, network))?;
-        Ok(DeviceModel { device, networks, latents })
+        Ok(DeviceModel { device, networks, latents, settings })
     }
 
     pub fn network(&self, direction: Direction) -> &Arc<Network> {
@@ -49,19 +52,28 @@ impl<D: DeviceFacts> DeviceModel<D> {
 
     /// Runs `work` on the device's own threads, if it computes with some; else on at most as many as the settings
     /// allow.
-    pub fn with_threads<R>(&self, settings: &Settings, work: impl FnOnce() -> R) -> R {
-        thread_pool::with_threads(self.device.pool(), settings.threads, work)
+    pub fn with_threads<R>(&self, work: impl FnOnce() -> R) -> R {
+        thread_pool::with_threads(self.device.pool(), self.settings.threads, work)
     }
 
     /// The device, as the planner sees it. Rates that the host gives replace those of `profile`.
-    pub fn target<'a>(&'a self, mut profile: DeviceProfile, settings: &Settings, cancel: &'a AtomicBool) -> Target<'a> {
-        profile.rates = settings.rates.or(profile.rates);
+    pub fn target<'a>(&'a self, mut profile: DeviceProfile, cancel: &'a AtomicBool) -> Target<'a> {
+        profile.rates = self.settings.rates.or(profile.rates);
         Target::new(profile, self.device.sizes(), self.networks[0].norm.groups()).with_cancel(cancel)
     }
 
-    pub fn plan(&self, request: &Request, settings: &Settings, target: &Target, cancel: &AtomicBool) -> Result<Plan> {
+    /// The plan of a job within these limits. `load_bytes`: what loading the weights takes.
+    pub fn plan(
+        &self,
+        job: &Job,
+        limits: PlanLimits,
+        load_bytes: u64,
+        target: &Target,
+        cancel: &AtomicBool,
+    ) -> Result<Plan> {
         reserve::check()?;
-        self.with_threads(settings, || search::search(request, settings, target, cancel))
+        let request = job.request(self.network(job.direction), &self.settings, limits, load_bytes);
+        self.with_threads(|| search::search(&request, &self.settings, target, cancel))
     }
 }
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::MemoryUse;
-use super::search::HOST_MARGIN;
-use super::settings::Limit;
+use super::settings::{HOST_MARGIN, Limit};
 
 /// Bytes of device memory held by one session and its streams.
 #[derive(Debug, Default)]

@@ -1,12 +1,12 @@
 //! Runs a plan on a backend: whole clips, streams, tiles, progress and cancel. Owns sessions, their memory and their
 //! weights; must not know C.
 
-mod absent;
 mod check;
 mod device_model;
 mod fleet;
 mod ledger;
 mod nonfinite;
+mod open_model;
 mod precision;
 mod ready_job;
 mod runner;
@@ -19,6 +19,7 @@ mod workspace;
 
 pub use ledger::Ledger;
 use ledger::Sharing;
+pub use open_model::OpenModel;
 pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 
 use std::fmt;
@@ -65,24 +66,17 @@ pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// Called on the calling thread; `true` stops.
     pub progress: Option<&'a mut dyn FnMut(Progress) -> bool>,
-    /// `None` where nobody listens.
-    pub log: Option<&'a dyn LogSink>,
+    pub log: &'a dyn LogSink,
 }
 
 impl<'a> Control<'a> {
-    /// Stopped by `cancel` alone.
+    /// Stopped by `cancel` alone, with a log that nobody reads.
     pub fn new(cancel: &'a AtomicBool) -> Control<'a> {
-        Control { cancel, progress: None, log: None }
-    }
-
-    fn log(&self, level: LogLevel, message: fmt::Arguments) {
-        if let Some(log) = self.log {
-            log.log(level, message);
-        }
+        Control { cancel, progress: None, log: &() }
     }
 
     fn warn(&self, message: fmt::Arguments) {
-        self.log(LogLevel::Warning, message);
+        self.log.log(LogLevel::Warning, message);
     }
 }
 
@@ -176,11 +170,8 @@ pub struct Trim {
     pub weights: bool,
 }
 
-/// A model on a device, with its settings. What a handle of the C ABI stands for.
+/// Computes with a model on one device, or on several that divide the work.
 pub trait Session: Send {
-    fn model(&self) -> &Arc<Model>;
-    fn devices(&self) -> Vec<TensorDevice>;
-    fn settings(&self) -> Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     /// `timelines`: gets the plan as a [timeline](crate::report::timeline) for each device that has a part.
@@ -263,27 +254,26 @@ pub struct Allocators {
     pub device: DeviceAllocator,
 }
 
-/// A session of a checkpoint on one device, or on several that divide the work. The first call that needs weights loads
-/// them; other sessions of the same file on the same device share them. `log` is told which devices `auto` passes over.
+/// Opens a checkpoint on one device, or on several that divide the work. The first call that needs weights loads them;
+/// other sessions of the same file on the same device share them. `log` is told which devices `auto` passes over.
 pub fn open(
     devices: &[DeviceName],
     checkpoint: &Checkpoint,
     allocators: Allocators,
     settings: Settings,
     log: &dyn LogSink,
-) -> Result<Box<dyn Session>> {
+) -> Result<OpenModel> {
     let open = |place: TensorDevice| open_one(place, checkpoint, allocators.clone(), settings.clone());
-    let own: Box<dyn Session> = match devices {
-        [DeviceName::Auto] => first_that_opens(&backend::auto_devices(), open, log)?,
-        _ => match &places(devices)?[..] {
-            [place] => open(*place)?,
-            places => {
-                let members = places.iter().map(|place| open(*place)).collect::<Result<_>>()?;
-                Box::new(fleet::FleetSession::new(members, settings)?)
-            }
-        },
+    let sessions: Vec<Box<dyn DeviceSession>> = match devices {
+        [DeviceName::Auto] => vec![first_that_opens(&backend::auto_devices(), open, log)?],
+        _ => places(devices)?.into_iter().map(open).collect::<Result<_>>()?,
     };
-    Ok(Box::new(absent::PlanningSession::new(own, checkpoint)))
+    let (file, places) = (checkpoint.file(), sessions.iter().map(|session| session.place()).collect());
+    let session: Box<dyn Session> = match <[_; 1]>::try_from(sessions) {
+        Ok([only]) => only,
+        Err(several) => Box::new(fleet::FleetSession::new(several, &file.model, settings.clone())?),
+    };
+    Ok(OpenModel::new(file, places, session, settings))
 }
 
 /// A session on the first of these devices that can be opened. Why the last one cannot is the error.

@@ -52,8 +52,7 @@ impl<B: Backend> ReadyJob<B> {
     /// Ends a call. Returns the non-finite values that it met; `None` where work on the host's stream may still run.
     /// That work is waited for only if `precision=auto` may learn from it, or if such values are errors.
     pub fn finish(&mut self, stream: Option<HostStream>) -> Result<Option<NonFinite>> {
-        let waits = self.settings.on_nonfinite == OnNonFinite::Fail
-            || self.auto.waits(self.direction(), &self.settings, self.backend.precision());
+        let waits = self.settings.on_nonfinite == OnNonFinite::Fail || self.auto.waits(self.direction());
         let stream = stream.filter(|_| !waits);
         self.end(stream)?;
         Ok(stream.is_none().then(|| self.backend.take_nonfinite(&mut self.workspace.memory)))

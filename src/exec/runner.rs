@@ -1,4 +1,4 @@
-//! Runs the operations of a schedule: resolves slots to offsets and hands each operation to the backend.
+//! Runs the operations of a job's schedule: resolves slots to offsets and hands each operation to the backend.
 //!
 //! Owns the mapping between host tensors and activations. Knows no plan search and no kernel.
 
@@ -49,12 +49,6 @@ fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
 }
 
-/// Runs operations of a job on these tensors.
-pub struct Runner<'a, B: Backend> {
-    pub job: &'a mut ReadyJob<B>,
-    pub tensors: HostTensors,
-}
-
 /// What values go through between a host's tensor and activations.
 struct Conversion<'a> {
     map: Affine,
@@ -62,11 +56,11 @@ struct Conversion<'a> {
     patch: u64,
 }
 
-impl<B: Backend> Runner<'_, B> {
-    /// Runs a whole call. Streams have a runner for each push and pull.
-    pub fn run_call(job: &mut ReadyJob<B>, call: &Call, control: &mut Control) -> Result<()> {
-        let (network, cone) = (Arc::clone(job.network()), Arc::clone(&job.schedule.spec().cone));
-        let total = work(job.schedule.spec(), cone.first_input + call.input.shape().frames);
+impl<B: Backend> ReadyJob<B> {
+    /// Runs a whole call. A stream runs its operations one by one.
+    pub fn run_call(&mut self, call: &Call, control: &mut Control) -> Result<()> {
+        let (network, cone) = (Arc::clone(self.network()), Arc::clone(&self.schedule.spec().cone));
+        let total = work(self.schedule.spec(), cone.first_input + call.input.shape().frames);
         let mut watch = Watch::new(control, network.direction.name(), u64::try_from(total).unwrap_or(u64::MAX));
         let tensors = HostTensors {
             input: Some(call.input),
@@ -76,65 +70,62 @@ impl<B: Backend> Runner<'_, B> {
             output_first: cone.range.first,
             first_clip: call.first_clip,
         };
-        let mut runner = Runner { job, tensors };
-        while runner.job.schedule.prepare_next() == Next::Op {
-            let work = runner.job.schedule.front().map_or(0, |op| op_work(op, &network));
-            runner.run(&mut || watch.stop())?;
+        while self.schedule.prepare_next() == Next::Op {
+            let work = self.schedule.front().map_or(0, |op| op_work(op, &network));
+            self.run(&tensors, &mut || watch.stop())?;
             watch.advance(work)?;
         }
         Ok(())
     }
 
     /// Runs the operation in front of the schedule's queue, and takes it from there.
-    pub fn run(&mut self, stop: &mut Stop) -> Result<()> {
-        let schedule = &self.job.schedule;
+    pub fn run(&mut self, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
+        let schedule = &self.schedule;
         let Some(op) = schedule.front() else { return Ok(()) };
         let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, schedule.spec()))?;
-        self.run_traced(&op, stop)?;
-        self.job.schedule.done();
+        self.run_traced(&op, tensors, stop)?;
+        self.schedule.done();
         Ok(())
     }
 
-    fn run_traced(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
-        let trace = self.job.settings.trace.clone().filter(Trace::is_open);
-        let Some(trace) = trace else { return self.operate(op, stop) };
-        let (number, start) = (self.job.traced.len() as u64, Instant::now());
-        self.job.traced.push(TracedOp::new(op, self.job.network()));
-        let tells_times = self.job.backend.trace(&mut self.job.workspace.memory, Some(number))?;
-        let result = self.operate(op, stop);
+    fn run_traced(&mut self, op: &Op<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
+        let trace = self.settings.trace.clone().filter(Trace::is_open);
+        let Some(trace) = trace else { return self.operate(op, tensors, stop) };
+        let (number, start) = (self.traced.len() as u64, Instant::now());
+        self.traced.push(TracedOp::new(op, self.network()));
+        let tells_times = self.backend.trace(&mut self.workspace.memory, Some(number))?;
+        let result = self.operate(op, tensors, stop);
         if !tells_times {
-            self.job.write_trace(&trace, &[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
-        } else if self.job.traced.len() >= MOST_TRACED {
-            let spans = self.job.backend.take_spans(&mut self.job.workspace.memory)?;
-            self.job.write_trace(&trace, &spans);
+            self.write_trace(&trace, &[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
+        } else if self.traced.len() >= MOST_TRACED {
+            let spans = self.backend.take_spans(&mut self.workspace.memory)?;
+            self.write_trace(&trace, &spans);
         }
         result
     }
 
-    fn operate(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
+    fn operate(&mut self, op: &Op<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
         match op {
-            Op::Load(load) => self.load(load, stop),
+            Op::Load(load) => self.load(load, tensors, stop),
             Op::Blend(blend) => self.blend(blend),
-            Op::Store(store) => self.store(store),
+            Op::Store(store) => self.store(store, tensors),
             _ => {
-                let job = &mut *self.job;
-                let args = RunArgs { weights: &job.weights.loaded.convs, buffers: job.buffers };
-                job.backend.run(&mut job.workspace.memory, op, &args, stop)
+                let args = RunArgs { weights: &self.weights.loaded.convs, buffers: self.buffers };
+                self.backend.run(&mut self.workspace.memory, op, &args, stop)
             }
         }
     }
 
-    fn load(&mut self, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
-        let job = &mut *self.job;
-        let spec = job.schedule.spec();
-        let from = self.tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
+    fn load(&mut self, op: &LoadOp<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
+        let spec = self.schedule.spec();
+        let from = tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.input_region(spec.tile_of(op.item));
         let Conversion { map, channels, patch } =
-            Conversion::new(ends(spec.network.direction).0, from.dtype(), &spec.network, &job.settings, &job.latents);
+            Conversion::new(ends(spec.network.direction).0, from.dtype(), &spec.network, &self.settings, &self.latents);
         let load = LoadTensor {
             from: &from,
             batch: op.batch,
-            frame: op.frame - self.tensors.input_first,
+            frame: op.frame - tensors.input_first,
             top: region.top,
             left: region.left,
             map,
@@ -143,13 +134,12 @@ impl<B: Backend> Runner<'_, B> {
             shape: region.shape,
             into: op.into,
         };
-        job.backend.load(&mut job.workspace.memory, &load, &job.buffers, stop)
+        self.backend.load(&mut self.workspace.memory, &load, &self.buffers, stop)
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.
     fn blend(&mut self, op: &BlendOp<Offsets>) -> Result<()> {
-        let job = &mut *self.job;
-        let spec = job.schedule.spec();
+        let spec = self.schedule.spec();
         let (Some(grid), Some(tile)) = (&spec.grid, spec.tile_of(op.item)) else {
             return Err(Error::Internal("a blend without tiles".into()));
         };
@@ -165,42 +155,41 @@ impl<B: Backend> Runner<'_, B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        job.backend.blend(&mut job.workspace.memory, &blend, &job.buffers)
+        self.backend.blend(&mut self.workspace.memory, &blend, &self.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
-    fn store(&mut self, op: &StoreOp<Offsets>) -> Result<()> {
-        let job = &mut *self.job;
-        let spec = job.schedule.spec();
-        let into = self.tensors.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
-        let frame = op.frame - self.tensors.output_first;
+    fn store(&mut self, op: &StoreOp<Offsets>, tensors: &HostTensors) -> Result<()> {
+        let spec = self.schedule.spec();
+        let into = tensors.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
+        let frame = op.frame - tensors.output_first;
         if frame >= into.shape().frames {
             // Padding of the encoder's input comes out as frames that the host does not want.
             return Ok(());
         }
         let (network, weights) = (&spec.network, spec.grid.as_deref());
         let Conversion { map, channels, patch } =
-            Conversion::new(ends(network.direction).1, into.dtype(), network, &job.settings, &job.latents);
+            Conversion::new(ends(network.direction).1, into.dtype(), network, &self.settings, &self.latents);
         let logvar_channel = network.geometry.latent_channels;
-        let is_sampled = network.direction == Direction::Encode && job.settings.posterior == Latent::Sample;
+        let is_sampled = network.direction == Direction::Encode && self.settings.posterior == Latent::Sample;
         let plain = StoreTensor {
             from: op.from,
             shape: network.output_shape(spec.input),
             channel: 0,
             divide: weights.map(|grid| Fades { rows: &grid.rows.weight, columns: &grid.columns.weight }),
             clamp: None,
-            sample: is_sampled.then_some(Posterior { seed: job.settings.seed, logvar_channel }),
+            sample: is_sampled.then_some(Posterior { seed: self.settings.seed, logvar_channel }),
             map,
             channels,
             patch,
             into: &into,
             batch: op.batch,
             frame,
-            clip: self.tensors.first_clip + op.batch,
+            clip: tensors.first_clip + op.batch,
             clip_frame: op.frame,
         };
-        job.backend.store(&mut job.workspace.memory, &plain, &job.buffers)?;
-        let Some(into) = self.tensors.logvar else { return Ok(()) };
+        self.backend.store(&mut self.workspace.memory, &plain, &self.buffers)?;
+        let Some(into) = tensors.logvar else { return Ok(()) };
         let same = channels.map_or(Vec::new(), |channels| vec![UNCHANGED; channels.maps.len()]);
         let logvar = StoreTensor {
             channel: logvar_channel,
@@ -211,7 +200,7 @@ impl<B: Backend> Runner<'_, B> {
             into: &into,
             ..plain
         };
-        job.backend.store(&mut job.workspace.memory, &logvar, &job.buffers)
+        self.backend.store(&mut self.workspace.memory, &logvar, &self.buffers)
     }
 }
 

@@ -12,10 +12,6 @@ use crate::plan::{self, Plan, PlanError, Request, Spacing, Target, TileSize};
 use crate::report::{Bytes, PlanLimits};
 use crate::reserve;
 
-/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
-pub const MARGIN: u64 = 256 << 20;
-pub const HOST_MARGIN: u64 = 1 << 30;
-
 /// What is to be run.
 #[derive(Clone, PartialEq)]
 pub struct Job {

@@ -9,11 +9,11 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::Asked;
-use super::check::{self, TensorCheck};
+use super::check::TensorCheck;
 use super::device_model::DeviceModel;
 use super::ledger::{Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::runner::{Runner, Watch};
+use super::runner::Watch;
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
@@ -26,7 +26,7 @@ use crate::backend::{Backend, NonFinite, Note};
 use crate::error::{Result, check_cancel};
 use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
-use crate::model::{Checkpoint, Direction, Geometry, Model};
+use crate::model::{Checkpoint, Direction, Geometry};
 use crate::plan::{Plan, Target, WeightBytes};
 use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
@@ -39,7 +39,6 @@ pub struct Engine<B: Backend> {
     allocators: Allocators,
     make: MakeBackend<B>,
     on: DeviceModel<B>,
-    settings: Settings,
     /// What `precision=auto` has come to.
     auto: AutoPrecision,
     /// By direction.
@@ -68,12 +67,11 @@ impl<B: Backend> Engine<B> {
         let ledger = Arc::new(Ledger::new(B::HOST_MEMORY));
         Ok(Engine {
             place,
-            on: DeviceModel::new(backend, &file, &settings)?,
+            auto: AutoPrecision::default().with(&settings, backend.precision()),
+            on: DeviceModel::new(backend, &file, settings)?,
             file,
             allocators,
             make,
-            settings,
-            auto: AutoPrecision::default(),
             weights: [None, None],
             workspace: None,
             sharing: Sharing::with_nobody(&ledger),
@@ -91,21 +89,25 @@ impl<B: Backend> Engine<B> {
 
     /// Computes as these settings ask for, by what is known of fp16. A failure changes nothing.
     fn adopt(&mut self, settings: Settings, auto: AutoPrecision) -> Result<()> {
-        let effective = Settings { precision: auto.of(&settings), ..settings.clone() };
+        let before = &self.on.settings;
         let backend_of = |own: &Settings, auto: AutoPrecision| (own.threads, own.instructions, auto.of(own));
-        let changes_backend = backend_of(&settings, auto) != backend_of(&self.settings, self.auto);
-        let same = Arc::clone(&self.on.device);
-        let backend = if changes_backend { Arc::new((self.make)(&effective)?) } else { same };
-        let on = DeviceModel::new(backend, &self.file, &settings)?;
+        let changes_backend = backend_of(&settings, auto) != backend_of(before, self.auto);
         let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
-        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
+        let changes_rates = changes_backend || tuning_of(&settings) != tuning_of(before);
+        let changes_cache = settings.cache != before.cache;
+        let backend = if changes_backend {
+            Arc::new((self.make)(&Settings { precision: auto.of(&settings), ..settings.clone() })?)
+        } else {
+            Arc::clone(&self.on.device)
+        };
+        let on = DeviceModel::new(backend, &self.file, settings)?;
+        if changes_rates {
             self.tuned = OnceCell::new();
         }
         if changes_backend {
             *self.notes.lock() = on.device.notes();
         }
-        let packing_of = |on: &DeviceModel<B>| on.latents.packing;
-        if changes_backend || settings.cache != self.settings.cache || packing_of(&on) != packing_of(&self.on) {
+        if changes_backend || changes_cache || on.latents.packing != self.on.latents.packing {
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             *self.planned.lock() = None;
@@ -113,21 +115,22 @@ impl<B: Backend> Engine<B> {
         if on.device.precision() != self.on.device.precision() {
             self.weights = [None, None];
         }
-        (self.on, self.settings, self.auto) = (on, settings, auto);
+        self.auto = auto.with(&on.settings, on.device.precision());
+        self.on = on;
         self.tell_idle();
         Ok(())
     }
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
     fn target<'a>(&'a self, cancel: &'a AtomicBool) -> Result<Target<'a>> {
-        Ok(self.on.target(self.profile(cancel)?, &self.settings, cancel))
+        Ok(self.on.target(self.profile(cancel)?, cancel))
     }
 
     fn profile(&self, cancel: &AtomicBool) -> Result<DeviceProfile> {
-        if !self.settings.autotune {
+        if !self.on.settings.autotune {
             return Ok(self.on.device.profile());
         }
-        let path = self.settings.autotune_path.as_deref();
+        let path = self.on.settings.autotune_path.as_deref();
         let tune = || self.on.device.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed));
         let tuned = self.tuned.get_or_try_init(|| {
             let (profile, notes) = tune()?;
@@ -164,7 +167,7 @@ impl<B: Backend> Engine<B> {
             ledger: &self.ledger,
             cancel: control.cancel,
         };
-        let share = self.on.with_threads(&self.settings, || loading.share())?;
+        let share = self.on.with_threads(|| loading.share())?;
         if share.loaded.pageable {
             warn_not_pinned(control, share.pinned.bytes());
         }
@@ -199,7 +202,7 @@ impl<B: Backend> Engine<B> {
         let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
         let stream = ready.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
-        let result = ready.begin(stream).and_then(|()| Runner::run_call(&mut ready, call, control));
+        let result = ready.begin(stream).and_then(|()| ready.run_call(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);
         if finished.is_ok() {
@@ -210,7 +213,7 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
         let known = result.and(finished)?;
         if let Some(seen) = known {
-            self.auto.learn(direction, &self.settings, self.on.device.precision(), seen);
+            self.auto.learn(direction, seen);
         }
         Ok((ready.report, known.unwrap_or_default()))
     }
@@ -239,8 +242,8 @@ impl<B: Backend> DeviceSession for Engine<B> {
         PlanKind {
             arithmetic: self.arithmetic(),
             profile: self.on.device.profile(),
-            settings: self.settings.clone(),
-            tuned: self.settings.autotune.then_some(self.place),
+            settings: self.on.settings.clone(),
+            tuned: self.on.settings.autotune.then_some(self.place),
             limits: [device, host].map(|bytes| bytes - bytes % (bytes / 128).next_power_of_two()),
         }
     }
@@ -250,16 +253,16 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn has_left_fp16(&self) -> bool {
-        self.settings.precision.is_none() && self.auto.overflows
+        self.on.settings.precision.is_none() && self.auto.overflows
     }
 
     fn leave_fp16(&mut self) -> Result<()> {
-        if !self.auto.is_open(&self.settings, self.on.device.precision()) {
+        if !self.auto.is_open {
             return Ok(());
         }
         let mut auto = self.auto;
         auto.overflows = true;
-        self.adopt(self.settings.clone(), auto)
+        self.adopt(self.on.settings.clone(), auto)
     }
 
     fn share(&mut self, with: Sharing) {
@@ -268,20 +271,7 @@ impl<B: Backend> DeviceSession for Engine<B> {
 }
 
 impl<B: Backend> Session for Engine<B> {
-    fn model(&self) -> &Arc<Model> {
-        &self.file.model
-    }
-
-    fn devices(&self) -> Vec<TensorDevice> {
-        vec![self.place]
-    }
-
-    fn settings(&self) -> Settings {
-        self.settings.clone()
-    }
-
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        check::limits(&settings, 1)?;
         self.adopt(settings, self.auto)
     }
 
@@ -298,7 +288,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mut report, mut seen) = self.run_once(call, control)?;
-        if self.auto.is_overflow(&self.settings, self.on.device.precision(), seen) {
+        if self.auto.is_overflow(seen) {
             control.warn(format_args!(
                 "{}: values overflow in fp16, so this call is repeated in bf16, and the handle stays with it; set \
                  precision to bf16 to begin with it",
@@ -307,7 +297,7 @@ impl<B: Backend> Session for Engine<B> {
             self.leave_fp16()?;
             (report, seen) = self.run_once(call, control)?;
         }
-        nonfinite::report(seen, self.settings.on_nonfinite, call.direction, control)?;
+        nonfinite::report(seen, self.on.settings.on_nonfinite, call.direction, control)?;
         Ok(report)
     }
 

@@ -8,6 +8,10 @@ use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
 use crate::report::Trace;
 
+/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
+const MARGIN: u64 = 256 << 20;
+pub const HOST_MARGIN: u64 = 1 << 30;
+
 /// How much memory a job may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
@@ -114,6 +118,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// What one device's job may take, of `free` bytes.
+    pub fn device_bytes(&self, free: u64) -> u64 {
+        self.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))
+    }
+
     pub fn tiling(&self, direction: Direction) -> Tiling {
         match direction {
             Direction::Encode => self.encode_tiling,

@@ -62,7 +62,7 @@ impl FleetJob {
     }
 
     /// What these frames of the clip depend on.
-    fn cone(&self, frames: &Range<u64>) -> Cone {
+    pub fn cone(&self, frames: &Range<u64>) -> Cone {
         Cone::new(&self.network, FrameRange { first: frames.start, end: Some(frames.end) })
     }
 

@@ -8,9 +8,11 @@ use super::job::{FleetJob, PlannedPart};
 use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
+use crate::exec::check::TensorCheck;
+use crate::exec::ledger::{Ledger, Sharing};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Call, Control, Timelines, check};
+use crate::exec::{Call, Control, DeviceSession, Timelines};
 use crate::ir::TensorDevice;
 use crate::model::{Direction, Model, Network};
 use crate::report::PlanReport;
@@ -20,6 +22,8 @@ pub struct Fleet {
     pub members: Vec<Member>,
     networks: [Arc<Network>; 2],
     pub settings: Settings,
+    /// The sum of theirs, and what streams hold.
+    pub ledger: Arc<Ledger>,
 }
 
 fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -> Settings {
@@ -35,9 +39,17 @@ fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -
 }
 
 impl Fleet {
-    pub fn new(members: Vec<Member>, model: &Model, settings: Settings) -> Result<Fleet> {
+    pub fn new(mut sessions: Vec<Box<dyn DeviceSession>>, model: &Model, settings: Settings) -> Result<Fleet> {
+        let of_devices: Vec<_> = sessions.iter().map(|session| (session.place(), session.ledger())).collect();
+        let ledger = Arc::new(Ledger::sum(of_devices.iter().map(|(_, ledger)| Arc::clone(ledger)).collect()));
+        for session in &mut sessions {
+            let same = of_devices.iter().filter(|(place, _)| *place == session.place());
+            let device = same.map(|(_, ledger)| Arc::clone(ledger)).collect();
+            session.share(Sharing { device, handle: Arc::clone(&ledger) });
+        }
         let [encode, decode] = Direction::ALL.map(|direction| Network::new(model, direction).map(Arc::new));
-        let mut fleet = Fleet { members, networks: [encode?, decode?], settings: settings.clone() };
+        let members = sessions.into_iter().map(Member::new).collect();
+        let mut fleet = Fleet { members, networks: [encode?, decode?], settings: settings.clone(), ledger };
         fleet.apply(&settings)?;
         Ok(fleet)
     }
@@ -46,13 +58,17 @@ impl Fleet {
         &self.networks[direction as usize]
     }
 
-    pub fn places(&self) -> Vec<TensorDevice> {
+    fn places(&self) -> Vec<TensorDevice> {
         self.members.iter().map(|member| member.session.place()).collect()
+    }
+
+    /// What the tensors of a call or a stream are checked against.
+    pub fn check(&self, direction: Direction) -> TensorCheck {
+        TensorCheck { network: Arc::clone(self.network(direction)), places: self.places() }
     }
 
     /// Gives every member its settings. A failure changes nothing.
     pub fn apply(&mut self, settings: &Settings) -> Result<()> {
-        check::limits(settings, self.members.len())?;
         let places = self.places();
         for index in 0..self.members.len() {
             let applied = self.members[index].session.configure(member_settings(settings, &places, index));
@@ -147,7 +163,7 @@ impl Fleet {
             if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
-            let work = Work { job, call, cancel: control.cancel, listens: control.log.is_some() };
+            let work = Work { job, call, cancel: control.cancel };
             let outcomes = run::run(&mut self.members, &all, work, &mut meter)?;
             for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
                 let left = parts.split_off(outcome.done);

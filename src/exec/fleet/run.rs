@@ -86,8 +86,6 @@ pub struct Work<'a> {
     pub job: &'a FleetJob,
     pub call: &'a Call,
     pub cancel: &'a AtomicBool,
-    /// Whether the host has a log.
-    pub listens: bool,
 }
 
 impl Work<'_> {
@@ -133,7 +131,7 @@ fn watch(told: &Receiver<Message>, meter: &mut Meter) -> Result<()> {
         for message in first.into_iter().chain(told.try_iter()) {
             match message {
                 Message::Done(frames) => (meter.frames, heard) = (meter.frames + frames, true),
-                Message::Log(level, text) => log.iter().for_each(|log| log.log(level, format_args!("{text}"))),
+                Message::Log(level, text) => log.log(level, format_args!("{text}")),
             }
         }
         // After a stop the host hears no more of this call.
@@ -179,7 +177,7 @@ impl Worker<'_> {
 
     /// Seconds from the first operation on.
     fn run_part(&mut self, part: &Part) -> Result<f64> {
-        let Worker { member, work: Work { job, call, cancel, listens }, tell, .. } = self;
+        let Worker { member, work: Work { job, call, cancel }, tell, .. } = self;
         let (place, stage, frames) = (member.session.place(), job.direction().name(), part.all_frames() as f64);
         let near = NearCall::new(job.call(part, call), place)?;
         let (mut begun, mut told) = (None, 0.0);
@@ -195,9 +193,7 @@ impl Worker<'_> {
             }
             false
         };
-        let relay = Relay { tell, place };
-        let log = listens.then_some(&relay as &dyn LogSink);
-        let mut control = Control { cancel, progress: Some(&mut progress), log };
+        let mut control = Control { cancel, progress: Some(&mut progress), log: &Relay { tell, place } };
         let ran = member.session.run(&near.call, &mut control);
         let written = ran.and_then(|_| near.write_back());
         tell_done(if written.is_ok() { 1.0 } else { 0.0 });

@@ -7,7 +7,7 @@ use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::ready_job::ReadyJob;
-use crate::exec::search::{Job, MARGIN};
+use crate::exec::search::Job;
 use crate::exec::settings::Settings;
 use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::Workspace;
@@ -28,7 +28,7 @@ impl<B: Backend> Engine<B> {
     /// Bytes that a job may take: all that this session holds already may be used again.
     pub(super) fn limit(&self) -> u64 {
         let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
-        self.settings.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))
+        self.on.settings.device_bytes(free)
     }
 
     /// The same for host memory beside the device's.
@@ -36,7 +36,7 @@ impl<B: Backend> Engine<B> {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
         let idle = pinned + self.idle_weights().map(|share| share.pinned.bytes()).sum::<u64>();
         let free = host_memory().available;
-        self.sharing.host_bytes(self.settings.host_memory_limit, free, &self.ledger, idle)
+        self.sharing.host_bytes(self.on.settings.host_memory_limit, free, &self.ledger, idle)
     }
 
     pub(super) fn limits(&self) -> PlanLimits {
@@ -45,7 +45,7 @@ impl<B: Backend> Engine<B> {
 
     /// The plan of a job within `limit` bytes of device memory: that of the last search, if it was for the same.
     pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
+        let asked = Asked { job: job.clone(), limit, settings: self.on.settings.clone() };
         let limits = PlanLimits { device: limit, host: self.host_limit() };
         let mut planned = self.planned.lock();
         if let Some((_, known)) =
@@ -53,10 +53,8 @@ impl<B: Backend> Engine<B> {
         {
             return Ok(known.clone());
         }
-        let network = self.on.network(job.direction);
-        let load_bytes = weights::load_bytes(&*self.on.device, network);
-        let request = job.request(network, &self.settings, limits, load_bytes);
-        let plan = self.on.plan(&request, &self.settings, &self.target(cancel)?, cancel)?;
+        let load_bytes = weights::load_bytes(&*self.on.device, self.on.network(job.direction));
+        let plan = self.on.plan(job, limits, load_bytes, &self.target(cancel)?, cancel)?;
         *planned = Some((asked, plan.clone()));
         Ok(plan)
     }
@@ -67,7 +65,7 @@ impl<B: Backend> Engine<B> {
             return;
         }
         let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);
-        let why = if self.settings.tiling(plan.direction).enabled {
+        let why = if self.on.settings.tiling(plan.direction).enabled {
             format!("{node}_tiled asks for it")
         } else {
             "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into()
@@ -77,7 +75,7 @@ impl<B: Backend> Engine<B> {
 
     /// The host asked for more than is planned.
     fn warn_if_slice_is_shorter(&self, control: &Control) {
-        if let Some(asked) = self.settings.slice_frames.filter(|asked| *asked > MAX_SLICE_LATENTS) {
+        if let Some(asked) = self.on.settings.slice_frames.filter(|asked| *asked > MAX_SLICE_LATENTS) {
             control.warn(format_args!(
                 "slice_frames: {asked} is more than a slice can have; {MAX_SLICE_LATENTS} latent frames are taken"
             ));
@@ -91,11 +89,11 @@ impl<B: Backend> Engine<B> {
         self.warn_if_slice_is_shorter(control);
         for note in std::mem::take(&mut *self.notes.lock()) {
             let level = if note.is_warning { LogLevel::Warning } else { LogLevel::Info };
-            control.log(level, format_args!("{}", note.text));
+            control.log.log(level, format_args!("{}", note.text));
         }
         loop {
             let report = self.report(&plan);
-            control.log(LogLevel::Debug, format_args!("{report}"));
+            control.log.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
             let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
             match loaded.and_then(|()| self.take_workspace(&plan, control)) {
@@ -105,7 +103,7 @@ impl<B: Backend> Engine<B> {
                     return Ok(ReadyJob {
                         backend: Arc::clone(&self.on.device),
                         place: self.place,
-                        settings: self.settings.clone(),
+                        settings: self.on.settings.clone(),
                         latents: Arc::clone(&self.on.latents),
                         weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,

@@ -168,7 +168,7 @@ impl Tensors {
         let call =
             Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
         let (cancel, warnings) = (AtomicBool::new(false), Warnings::default());
-        let mut control = Control { log: Some(&warnings), ..Control::new(&cancel) };
+        let mut control = Control { log: &warnings, ..Control::new(&cancel) };
         let report = session.run(&call, &mut control)?;
         Ok((self.output.0.clone(), report, warnings.0.into_inner()))
     }

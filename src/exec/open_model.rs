@@ -1,0 +1,123 @@
+//! A model that is open on its devices, or planned for on one that is not here. Owns the settings; must not run
+//! anything itself.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::device_model::DeviceModel;
+use super::ledger::Ledger;
+use super::search::Job;
+use super::settings::HOST_MARGIN;
+use super::{Call, Control, FrameStream, JobShape, Session, Settings, Timelines, Trim, check};
+use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
+use crate::error::{Error, Result, check_cancel};
+use crate::ir::TensorDevice;
+use crate::model::Model;
+use crate::model::checkpoint::CheckpointFile;
+use crate::report::{self, PlanLimits, PlanReport};
+
+/// What a handle of the C ABI stands for.
+pub struct OpenModel {
+    file: CheckpointFile,
+    pub devices: Vec<TensorDevice>,
+    session: Box<dyn Session>,
+    settings: Settings,
+    /// The device that is planned for while `device_like` names one.
+    absent: Option<DeviceModel<AbsentDevice>>,
+}
+
+impl OpenModel {
+    /// `settings`: those of the session.
+    pub fn new(
+        file: CheckpointFile,
+        devices: Vec<TensorDevice>,
+        session: Box<dyn Session>,
+        settings: Settings,
+    ) -> OpenModel {
+        OpenModel { file, devices, session, settings, absent: None }
+    }
+
+    pub fn model(&self) -> &Arc<Model> {
+        &self.file.model
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What it holds, in figures that can be read while a call runs.
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.session.ledger()
+    }
+
+    /// Takes effect with the next call; open streams keep the settings they were opened with. A failure changes nothing.
+    pub fn configure(&mut self, settings: Settings) -> Result<()> {
+        check::limits(&settings, self.devices.len())?;
+        self.absent = match settings.device_like {
+            Some(key) => {
+                let device = AbsentDevice::new(key, settings.precision.unwrap_or(Precision::Fp16))?;
+                Some(DeviceModel::new(Arc::new(device), &self.file, settings.clone())?)
+            }
+            None => {
+                self.session.configure(settings.clone())?;
+                None
+            }
+        };
+        self.settings = settings;
+        Ok(())
+    }
+
+    /// `timelines`: gets the plan as a [timeline](crate::report::timeline) for each device that has a part.
+    pub fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
+        match &self.absent {
+            Some(absent) => plan_absent(absent, job, timelines, cancel),
+            None => self.session.plan(job, timelines, cancel),
+        }
+    }
+
+    /// Returns the plan that it ran by.
+    pub fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
+        self.running()?.run(call, control)
+    }
+
+    /// `job`: of a stream.
+    pub fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
+        self.running()?.open_stream(job, control)
+    }
+
+    pub fn trim(&mut self, what: Trim) {
+        self.session.trim(what);
+    }
+
+    /// The session, unless it is another device that is planned for.
+    fn running(&mut self) -> Result<&mut dyn Session> {
+        match &self.absent {
+            Some(absent) => Err(Error::Argument(format!(
+                "device_like: {} is planned for and is not here; set device_like to none to run",
+                absent.device.key
+            ))),
+            None => Ok(&mut *self.session),
+        }
+    }
+}
+
+fn plan_absent(
+    on: &DeviceModel<AbsentDevice>,
+    job: &JobShape,
+    timelines: Timelines,
+    cancel: &AtomicBool,
+) -> Result<PlanReport> {
+    // All of the device's memory is free, and this machine's is what the host has.
+    let limits = PlanLimits {
+        device: on.settings.device_bytes(on.device.free_bytes()),
+        host: on.settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
+    };
+    let (job, target) = (Job::new(on.network(job.direction), job)?, on.target(on.device.profile(), cancel));
+    let plan = on.plan(&job, limits, 0, &target, cancel)?;
+    let report = PlanReport { arithmetic: on.arithmetic(), absent: Some(on.device.name), ..plan.report() };
+    if let Some(timelines) = timelines {
+        timelines.push(report::timeline(&plan, &report, on.device.key, limits, &target));
+        check_cancel(cancel)?;
+    }
+    Ok(report)
+}

@@ -86,7 +86,7 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
 
 /// Checks a job that is to be planned. Returns what its output depends on.
 pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
-    input_shape(network, job.input, job.is_stream())?;
+    input_shape(network, job.input, matches!(job.extent, Extent::Stream { .. }))?;
     match job.extent {
         Extent::Clip => Ok(Cone::new(network, FrameRange::WHOLE)),
         Extent::Range(asked) => range(network, asked),

@@ -63,22 +63,15 @@ impl<D: DeviceFacts> DeviceModel<D> {
     }
 
     /// The plan of a job within these limits. `load_bytes`: what loading the weights takes.
-    pub fn plan(
-        &self,
-        job: &Job,
-        limits: PlanLimits,
-        load_bytes: u64,
-        target: &Target,
-        cancel: &AtomicBool,
-    ) -> Result<Plan> {
+    pub fn plan(&self, job: &Job, limits: PlanLimits, load_bytes: u64, target: &Target) -> Result<Plan> {
         reserve::check()?;
         let request = job.request(self.network(job.direction), &self.settings, limits, load_bytes);
-        self.with_threads(|| search::search(&request, &self.settings, target, cancel))
+        self.with_threads(|| search::search(&request, &self.settings, target))
     }
 }
 
 /// The latents that the settings ask for.
-fn latent_maps(settings: &Settings, file: &CheckpointFile) -> Result<LatentMaps> {
+pub fn latent_maps(settings: &Settings, file: &CheckpointFile) -> Result<LatentMaps> {
     match settings.latents {
         Latents::Raw => Ok(LatentMaps::raw(f64::from(settings.scaling_factor))),
         Latents::Model => LatentMaps::of_model(file, settings.latent_format),

@@ -31,7 +31,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
-use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
+use crate::model::{Checkpoint, Direction, Model, Network};
 use crate::report::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
@@ -111,12 +111,6 @@ pub struct JobShape {
     pub extent: Extent,
 }
 
-impl JobShape {
-    fn is_stream(&self) -> bool {
-        matches!(self.extent, Extent::Stream { .. })
-    }
-}
-
 /// The input frames that a range needs.
 pub fn range_inputs(model: &Model, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
     Ok(check::range(&Network::new(model, direction)?, range)?.inputs(range.clip_frames))
@@ -192,8 +186,6 @@ trait DeviceSession: Session {
     fn arithmetic(&self) -> String;
     /// What its plans depend on, beside the job.
     fn plan_kind(&self) -> PlanKind;
-    /// How its tensors and the network's correspond.
-    fn geometry(&self) -> Geometry;
     /// Whether `precision=auto` has become bf16.
     fn has_left_fp16(&self) -> bool;
     /// Makes `precision=auto` bf16 if it is fp16.
@@ -271,7 +263,7 @@ pub fn open(
     let (file, places) = (checkpoint.file(), sessions.iter().map(|session| session.place()).collect());
     let session: Box<dyn Session> = match <[_; 1]>::try_from(sessions) {
         Ok([only]) => only,
-        Err(several) => Box::new(fleet::FleetSession::new(several, &file.model, settings.clone())?),
+        Err(several) => Box::new(fleet::FleetSession::new(several, file.clone(), settings.clone())?),
     };
     Ok(OpenModel::new(file, places, session, settings))
 }

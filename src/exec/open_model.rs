@@ -10,7 +10,7 @@ use super::search::Job;
 use super::settings::HOST_MARGIN;
 use super::{Call, Control, FrameStream, JobShape, Session, Settings, Timelines, Trim, check};
 use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
-use crate::error::{Error, Result, check_cancel};
+use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
 use crate::model::Model;
 use crate::model::checkpoint::CheckpointFile;
@@ -70,7 +70,7 @@ impl OpenModel {
     /// `timelines`: gets the plan as a [timeline](crate::report::timeline) for each device that has a part.
     pub fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         match &self.absent {
-            Some(absent) => plan_absent(absent, job, timelines, cancel),
+            Some(absent) => absent.report(job, timelines, cancel),
             None => self.session.plan(job, timelines, cancel),
         }
     }
@@ -101,23 +101,20 @@ impl OpenModel {
     }
 }
 
-fn plan_absent(
-    on: &DeviceModel<AbsentDevice>,
-    job: &JobShape,
-    timelines: Timelines,
-    cancel: &AtomicBool,
-) -> Result<PlanReport> {
-    // All of the device's memory is free, and this machine's is what the host has.
-    let limits = PlanLimits {
-        device: on.settings.device_bytes(on.device.free_bytes()),
-        host: on.settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
-    };
-    let (job, target) = (Job::new(on.network(job.direction), job)?, on.target(on.device.profile(), cancel));
-    let plan = on.plan(&job, limits, 0, &target, cancel)?;
-    let report = PlanReport { arithmetic: on.arithmetic(), absent: Some(on.device.name), ..plan.report() };
-    if let Some(timelines) = timelines {
-        timelines.push(report::timeline(&plan, &report, on.device.key, limits, &target));
-        check_cancel(cancel)?;
+impl DeviceModel<AbsentDevice> {
+    /// All of the device's memory is free, and this machine's is what the host has.
+    fn report(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
+        let limits = PlanLimits {
+            device: self.settings.device_bytes(self.device.free_bytes()),
+            host: self.settings.host_memory_limit.bytes(host_memory().available, HOST_MARGIN),
+        };
+        let target = self.target(self.device.profile(), cancel);
+        let plan = self.plan(&Job::new(self.network(job.direction), job)?, limits, 0, &target)?;
+        let report = PlanReport { arithmetic: self.arithmetic(), absent: Some(self.device.name), ..plan.report() };
+        if let Some(timelines) = timelines {
+            timelines.push(report::timeline(&plan, &report, self.device.key, limits, &target));
+            target.check_cancel()?;
+        }
+        Ok(report)
     }
-    Ok(report)
 }

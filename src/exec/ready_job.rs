@@ -12,7 +12,7 @@ use crate::ir::{Buffers, TensorDevice, View};
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
 use crate::plan::Schedule;
-use crate::report::{PlanReport, Trace, TracedDevice, TracedOp};
+use crate::report::{PlanReport, TracedDevice, TracedOp};
 
 pub struct ReadyJob<B: Backend> {
     pub backend: Arc<B>,
@@ -62,15 +62,18 @@ impl<B: Backend> ReadyJob<B> {
     /// order of its stream.
     pub fn end(&mut self, stream: Option<HostStream>) -> Result<()> {
         self.backend.finish(&mut self.workspace.memory, stream)?;
-        let Some(trace) = &self.settings.trace else { return Ok(()) };
-        let (trace, spans) = (trace.clone(), self.backend.take_spans(&mut self.workspace.memory)?);
-        self.write_trace(&trace, &spans);
+        if self.settings.trace.is_none() {
+            return Ok(());
+        }
+        let spans = self.backend.take_spans(&mut self.workspace.memory)?;
+        self.write_trace(&spans);
         self.backend.trace(&mut self.workspace.memory, None).map(|_| ())
     }
 
     /// Writes when all the operations ran that are not written yet.
-    pub fn write_trace(&mut self, trace: &Trace, spans: &[DeviceSpan]) {
+    pub fn write_trace(&mut self, spans: &[DeviceSpan]) {
         let by = TracedDevice { address: Arc::as_ptr(&self.backend).addr(), place: self.place };
-        trace.write(&std::mem::take(&mut self.traced), spans, by);
+        let ops = std::mem::take(&mut self.traced);
+        self.settings.trace.iter().for_each(|trace| trace.write(&ops, spans, by));
     }
 }

@@ -89,17 +89,18 @@ impl<B: Backend> ReadyJob<B> {
     }
 
     fn run_traced(&mut self, op: &Op<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
-        let trace = self.settings.trace.clone().filter(Trace::is_open);
-        let Some(trace) = trace else { return self.operate(op, tensors, stop) };
+        if !self.settings.trace.as_ref().is_some_and(Trace::is_open) {
+            return self.operate(op, tensors, stop);
+        }
         let (number, start) = (self.traced.len() as u64, Instant::now());
         self.traced.push(TracedOp::new(op, self.network()));
         let tells_times = self.backend.trace(&mut self.workspace.memory, Some(number))?;
         let result = self.operate(op, tensors, stop);
         if !tells_times {
-            self.write_trace(&trace, &[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
+            self.write_trace(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
         } else if self.traced.len() >= MOST_TRACED {
             let spans = self.backend.take_spans(&mut self.workspace.memory)?;
-            self.write_trace(&trace, &spans);
+            self.write_trace(&spans);
         }
         result
     }

@@ -1,11 +1,10 @@
 //! From a job and settings to a plan, or to the words that say why there is none. Must not run anything.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use super::settings::{Settings, Tiling};
 use super::{Extent, JobShape, check};
-use crate::error::{Error, Result, check_cancel};
+use crate::error::{Error, Result};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction, Network};
 use crate::plan::{self, Plan, PlanError, Request, Spacing, Target, TileSize};
@@ -55,11 +54,11 @@ impl Job {
 }
 
 /// The plan of a request.
-pub fn search(request: &Request, settings: &Settings, target: &Target, cancel: &AtomicBool) -> Result<Plan> {
+pub fn search(request: &Request, settings: &Settings, target: &Target) -> Result<Plan> {
     check_tiling(request, settings)?;
     plan::search(request, target).map_err(|why| match why {
         PlanError::TooLarge { smallest, smallest_exact } => too_large(request, smallest, smallest_exact),
-        PlanError::Cancelled => check_cancel(cancel).err().unwrap_or_else(reserve::exhausted),
+        PlanError::Cancelled => target.check_cancel().err().unwrap_or_else(reserve::exhausted),
     })
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use self::ready::Asked;
 use super::check::TensorCheck;
 use super::device_model::DeviceModel;
-use super::ledger::{Ledger, Sharing};
+use super::ledger::{Held, Ledger, Sharing};
 use super::precision::AutoPrecision;
 use super::runner::Watch;
 use super::search::Job;
@@ -23,10 +23,10 @@ use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note};
-use crate::error::{Result, check_cancel};
+use crate::error::Result;
 use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::checkpoint::CheckpointFile;
-use crate::model::{Checkpoint, Direction, Geometry};
+use crate::model::{Checkpoint, Direction};
 use crate::plan::{Plan, Target, WeightBytes};
 use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
@@ -131,9 +131,8 @@ impl<B: Backend> Engine<B> {
             return Ok(self.on.device.profile());
         }
         let path = self.on.settings.autotune_path.as_deref();
-        let tune = || self.on.device.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed));
         let tuned = self.tuned.get_or_try_init(|| {
-            let (profile, notes) = tune()?;
+            let (profile, notes) = self.on.device.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed))?;
             self.notes.lock().extend(notes);
             Ok(profile)
         })?;
@@ -169,21 +168,21 @@ impl<B: Backend> Engine<B> {
         };
         let share = self.on.with_threads(|| loading.share())?;
         if share.loaded.pageable {
-            warn_not_pinned(control, share.pinned.bytes());
+            warn_not_pinned(control, share.held.host);
         }
         self.weights[direction as usize] = Some(share);
         self.tell_idle();
         Ok(())
     }
 
-    /// Weights that no stream needs.
-    fn idle_weights(&self) -> impl Iterator<Item = &Arc<SharedWeights<B>>> {
-        self.weights.iter().flatten().filter(|share| share.is_idle())
+    /// What is kept for the next call: the workspace, and weights that no stream needs.
+    fn idle(&self) -> impl Iterator<Item = &Held> {
+        let weights = self.weights.iter().flatten().filter(|share| share.is_idle());
+        self.workspace.iter().map(|kept| &kept.held).chain(weights.map(|share| &share.held))
     }
 
     fn tell_idle(&self) {
-        let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.held.bytes()).sum::<u64>());
+        self.ledger.set_idle(self.idle().map(|held| held.device).sum());
     }
 
     /// Runs a call. Returns the plan, and what it met as far as that is known: a call on a host's stream may still be
@@ -248,10 +247,6 @@ impl<B: Backend> DeviceSession for Engine<B> {
         }
     }
 
-    fn geometry(&self) -> Geometry {
-        self.on.network(Direction::Encode).geometry
-    }
-
     fn has_left_fp16(&self) -> bool {
         self.on.settings.precision.is_none() && self.auto.overflows
     }
@@ -278,10 +273,11 @@ impl<B: Backend> Session for Engine<B> {
     fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let (job, limits) = (Job::new(self.on.network(job.direction), job)?, self.limits());
         let plan = self.find_plan(&job, limits.device, cancel)?;
-        let (report, place) = (self.report(&plan), self.place.to_string());
+        let report = self.report(&plan);
         if let Some(timelines) = timelines {
-            timelines.push(report::timeline(&plan, &report, &place, limits, &self.target(cancel)?));
-            check_cancel(cancel)?;
+            let target = self.target(cancel)?;
+            timelines.push(report::timeline(&plan, &report, &self.place.to_string(), limits, &target));
+            target.check_cancel()?;
         }
         Ok(report)
     }

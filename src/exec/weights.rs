@@ -39,10 +39,9 @@ pub struct WeightsKey {
     pub allocators: Allocators,
 }
 
-type WeakWeights = Weak<dyn Any + Send + Sync>;
-
-/// The weights of one key. Locked during the load, so that a second session waits instead of loading again.
-type RegistryEntry = Mutex<WeakWeights>;
+/// The weights of one key, once they are loaded. Locked during the load, so that a second session waits instead of
+/// loading again.
+type RegistryEntry = Mutex<Option<Arc<dyn Any + Send + Sync>>>;
 
 /// How often a session that waits for another one's load checks for a cancel.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -55,14 +54,16 @@ fn entry(key: &WeightsKey) -> Arc<RegistryEntry> {
     if let Some(found) = registry.iter().find(|(k, _)| k == key).and_then(|(_, entry)| entry.upgrade()) {
         return found;
     }
-    let nothing: WeakWeights = Weak::<()>::new();
-    let made = Arc::new(Mutex::new(nothing));
+    let made = Arc::default();
     registry.push((key.clone(), Arc::downgrade(&made)));
     made
 }
 
 /// Locks the entry once no other session loads it. A cancel ends the waiting, not the load.
-fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<'a, WeakWeights>> {
+fn wait<'a>(
+    entry: &'a RegistryEntry,
+    cancel: &AtomicBool,
+) -> Result<MutexGuard<'a, Option<Arc<dyn Any + Send + Sync>>>> {
     loop {
         if let Some(free) = entry.try_lock_for(PATIENCE) {
             return Ok(free);
@@ -77,12 +78,10 @@ pub struct SharedWeights<B: Backend> {
     pub loaded: Arc<Weights<B>>,
     /// Per layer, whether its weights are offloaded.
     pub offloaded: Vec<bool>,
-    /// On the device.
-    pub held: Held,
-    /// Offloaded weights.
-    pub pinned: Held,
-    /// Keeps the registry's entry alive as long as the weights.
+    /// The registry's entry, which keeps the weights as long as any session shares them.
     _entry: Arc<RegistryEntry>,
+    /// On the device, and offloaded.
+    pub held: Held,
 }
 
 impl<B: Backend> SharedWeights<B> {
@@ -149,19 +148,18 @@ impl<B: Backend> Loading<'_, B> {
     pub fn share(self) -> Result<Arc<SharedWeights<B>>> {
         let entry = entry(&self.key);
         let mut weights = wait(&entry, self.cancel)?;
-        let (held, pinned) = (self.ledger.hold(self.bytes.device()), self.ledger.hold_pinned(self.bytes.host));
-        let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
+        let held = self.ledger.hold(self.bytes.device(), self.bytes.host);
+        let known = weights.clone().and_then(|any| any.downcast::<Weights<B>>().ok());
         let loaded = match known {
             Some(known) => known,
             None => {
                 let loaded = Arc::new(self.load()?);
-                let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
-                *weights = Arc::downgrade(&any);
+                *weights = Some(Arc::clone(&loaded) as _);
                 loaded
             }
         };
         drop(weights);
-        Ok(Arc::new(SharedWeights { loaded, offloaded: self.key.offloaded, held, pinned, _entry: entry }))
+        Ok(Arc::new(SharedWeights { loaded, offloaded: self.key.offloaded, _entry: entry, held }))
     }
 
     fn load(&self) -> Result<Weights<B>> {
@@ -180,7 +178,7 @@ impl<B: Backend> Loading<'_, B> {
             into.taken += backend.sizes().weight_bytes(&layer.layout);
         }
         let in_flight = PartsInFlight::of(*backend, network);
-        let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes));
+        let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes, 0));
         self.write(&checkpoint, &convs, in_flight.count)?;
         drop(transient);
         // A file that changed during the load may have given a mix.

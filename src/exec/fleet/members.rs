@@ -9,17 +9,20 @@ use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
 use crate::exec::check::TensorCheck;
+use crate::exec::device_model::latent_maps;
 use crate::exec::ledger::{Ledger, Sharing};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
 use crate::exec::{Call, Control, DeviceSession, Timelines};
 use crate::ir::TensorDevice;
-use crate::model::{Direction, Model, Network};
+use crate::model::checkpoint::CheckpointFile;
+use crate::model::{Direction, Network};
 use crate::report::PlanReport;
 
 /// The members, and the settings that they have now.
 pub struct Fleet {
     pub members: Vec<Member>,
+    file: CheckpointFile,
     networks: [Arc<Network>; 2],
     pub settings: Settings,
     /// The sum of theirs, and what streams hold.
@@ -39,7 +42,7 @@ fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -
 }
 
 impl Fleet {
-    pub fn new(mut sessions: Vec<Box<dyn DeviceSession>>, model: &Model, settings: Settings) -> Result<Fleet> {
+    pub fn new(mut sessions: Vec<Box<dyn DeviceSession>>, file: CheckpointFile, settings: Settings) -> Result<Fleet> {
         let of_devices: Vec<_> = sessions.iter().map(|session| (session.place(), session.ledger())).collect();
         let ledger = Arc::new(Ledger::sum(of_devices.iter().map(|(_, ledger)| Arc::clone(ledger)).collect()));
         for session in &mut sessions {
@@ -47,9 +50,9 @@ impl Fleet {
             let device = same.map(|(_, ledger)| Arc::clone(ledger)).collect();
             session.share(Sharing { device, handle: Arc::clone(&ledger) });
         }
-        let [encode, decode] = Direction::ALL.map(|direction| Network::new(model, direction).map(Arc::new));
+        let [encode, decode] = Direction::ALL.map(|direction| Network::new(&file.model, direction).map(Arc::new));
         let members = sessions.into_iter().map(Member::new).collect();
-        let mut fleet = Fleet { members, networks: [encode?, decode?], settings: settings.clone(), ledger };
+        let mut fleet = Fleet { members, file, networks: [encode?, decode?], settings: settings.clone(), ledger };
         fleet.apply(&settings)?;
         Ok(fleet)
     }
@@ -80,8 +83,8 @@ impl Fleet {
             }
         }
         // Latents may be packed.
-        let geometry = self.members[0].session.geometry();
-        self.networks.iter_mut().for_each(|network| Arc::make_mut(network).geometry = geometry);
+        let packing = latent_maps(settings, &self.file)?.packing;
+        self.networks.iter_mut().for_each(|network| Arc::make_mut(network).geometry.packing = packing);
         self.settings = settings.clone();
         Ok(())
     }

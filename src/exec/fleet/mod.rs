@@ -24,15 +24,19 @@ use super::ledger::Ledger;
 use super::settings::Settings;
 use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Timelines, Trim};
 use crate::error::Result;
-use crate::model::Model;
+use crate::model::checkpoint::CheckpointFile;
 use crate::report::PlanReport;
 
 /// The session of a list of devices. Its streams share the fleet.
 pub struct FleetSession(Arc<Mutex<Fleet>>);
 
 impl FleetSession {
-    pub fn new(sessions: Vec<Box<dyn DeviceSession>>, model: &Model, settings: Settings) -> Result<FleetSession> {
-        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(sessions, model, settings)?))))
+    pub fn new(
+        sessions: Vec<Box<dyn DeviceSession>>,
+        file: CheckpointFile,
+        settings: Settings,
+    ) -> Result<FleetSession> {
+        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(sessions, file, settings)?))))
     }
 }
 

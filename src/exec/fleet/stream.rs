@@ -67,7 +67,7 @@ pub fn open(fleet: &Arc<Mutex<Fleet>>, job: &JobShape, cancel: &AtomicBool) -> R
         inputs: None,
         loaded: cone.first_input,
         outputs: Vec::new(),
-        held: locked.ledger.hold_pinned(0),
+        held: locked.ledger.hold(0, 0),
         had_left_fp16: locked.has_left_fp16(),
         plan,
     })
@@ -157,7 +157,7 @@ impl FleetStream {
     /// Counts the frames that are held.
     fn count_held(&mut self) {
         let bytes = self.outputs.iter().chain(&self.inputs).map(Frames::bytes).sum();
-        self.held = self.fleet.lock().ledger.hold_pinned(bytes);
+        self.held = self.fleet.lock().ledger.hold(0, bytes);
     }
 
     /// Output frames of the next round; 0 at the end. `None`: more input is needed.

@@ -13,7 +13,7 @@ use crate::exec::session::tests::{Tensors, rounding};
 use crate::exec::{Allocators, Limit, LogLevel, LogSink, PlanKind, Progress, open_one};
 use crate::ir::{DType, TensorDevice, View};
 use crate::model::checkpoint::testing::TemporaryFile;
-use crate::model::{Checkpoint, Direction, Geometry};
+use crate::model::{Checkpoint, Direction};
 use crate::node;
 use crate::report::Part;
 use crate::testing::{golden, overflowing};
@@ -43,9 +43,6 @@ impl DeviceSession for Failing {
     }
     fn plan_kind(&self) -> PlanKind {
         self.inner.plan_kind()
-    }
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
     }
     fn has_left_fp16(&self) -> bool {
         self.inner.has_left_fp16()
@@ -96,7 +93,7 @@ fn fleet(after: u64, error: Error) -> (FleetSession, Arc<Runs>) {
     let runs = Arc::new(Runs::default());
     let failing = Failing { inner: member(&checkpoint), after, error, runs: Arc::clone(&runs) };
     let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(failing), member(&checkpoint)];
-    (FleetSession::new(members, checkpoint.model(), node::defaults()).unwrap(), runs)
+    (FleetSession::new(members, checkpoint.file(), node::defaults()).unwrap(), runs)
 }
 
 fn member(checkpoint: &Checkpoint) -> Box<dyn DeviceSession> {
@@ -218,8 +215,8 @@ fn rounding_fleet(tensor: &str) -> RoundingFleet {
     let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(rounding(&file.0)), Box::new(second)];
     // So little that a stream has several rounds.
     let settings = Settings { host_memory_limit: Limit::Bytes(200 << 10), ..node::defaults() };
-    let model = Checkpoint::open(&file.0).unwrap().file().model;
-    RoundingFleet { session: FleetSession::new(members, &model, settings).unwrap(), runs, _file: file }
+    let checkpoint = Checkpoint::open(&file.0).unwrap().file();
+    RoundingFleet { session: FleetSession::new(members, checkpoint, settings).unwrap(), runs, _file: file }
 }
 
 fn arithmetics(session: &FleetSession) -> Vec<String> {

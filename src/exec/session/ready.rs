@@ -33,9 +33,7 @@ impl<B: Backend> Engine<B> {
 
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
-        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let idle = pinned + self.idle_weights().map(|share| share.pinned.bytes()).sum::<u64>();
-        let free = host_memory().available;
+        let (idle, free) = (self.idle().map(|held| held.host).sum(), host_memory().available);
         self.sharing.host_bytes(self.on.settings.host_memory_limit, free, &self.ledger, idle)
     }
 
@@ -54,7 +52,7 @@ impl<B: Backend> Engine<B> {
             return Ok(known.clone());
         }
         let load_bytes = weights::load_bytes(&*self.on.device, self.on.network(job.direction));
-        let plan = self.on.plan(job, limits, load_bytes, &self.target(cancel)?, cancel)?;
+        let plan = self.on.plan(job, limits, load_bytes, &self.target(cancel)?)?;
         *planned = Some((asked, plan.clone()));
         Ok(plan)
     }
@@ -133,8 +131,8 @@ impl<B: Backend> Engine<B> {
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
         let other = &mut self.weights[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
-            share.held.bytes().saturating_add(plan.device_bytes()) <= limit
-                && share.pinned.bytes().saturating_add(plan.host_bytes()) <= host_limit
+            share.held.device.saturating_add(plan.device_bytes()) <= limit
+                && share.held.host.saturating_add(plan.host_bytes()) <= host_limit
         };
         *other = other.take().filter(both_fit);
         self.tell_idle();

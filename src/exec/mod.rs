@@ -17,6 +17,7 @@ mod stream;
 mod weights;
 mod workspace;
 
+use fleet::FleetSession;
 pub use ledger::Ledger;
 use ledger::Sharing;
 pub use open_model::OpenModel;
@@ -263,7 +264,7 @@ pub fn open(
     let (file, places) = (checkpoint.file(), sessions.iter().map(|session| session.place()).collect());
     let session: Box<dyn Session> = match <[_; 1]>::try_from(sessions) {
         Ok([only]) => only,
-        Err(several) => Box::new(fleet::FleetSession::new(several, file.clone(), settings.clone())?),
+        Err(several) => Box::new(FleetSession::new(several, file.clone(), settings.clone())?),
     };
     Ok(OpenModel::new(file, places, session, settings))
 }

@@ -35,7 +35,7 @@ impl Job {
 
     /// What the settings ask for. `load_bytes`: what loading the weights takes.
     pub fn request(&self, network: &Arc<Network>, settings: &Settings, limits: PlanLimits, load_bytes: u64) -> Request {
-        let Tiling { enabled, size, overlap } = settings.tiling(self.direction);
+        let Tiling { enabled, size, overlap } = settings.tiling[self.direction as usize];
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
         Request {
             network: Arc::clone(network),
@@ -63,7 +63,7 @@ pub fn search(request: &Request, settings: &Settings, target: &Target) -> Result
 }
 
 fn check_tiling(request: &Request, settings: &Settings) -> Result<()> {
-    let tiling = settings.tiling(request.network.direction);
+    let tiling = settings.tiling[request.network.direction as usize];
     let (size, overlap, node) = (tiling.size, tiling.overlap, request.network.direction.name());
     if tiling.enabled && overlap >= size {
         return Err(Error::Argument(format!(

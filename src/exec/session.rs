@@ -150,8 +150,7 @@ impl<B: Backend> Engine<B> {
         let key = WeightsKey {
             file: self.file.identity.clone(),
             place: self.place,
-            precision: self.on.device.precision(),
-            arithmetic: self.on.device.arithmetic(),
+            arithmetic: self.on.arithmetic(),
             direction,
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
@@ -194,7 +193,7 @@ impl<B: Backend> Engine<B> {
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
         Watch::new(control, "plan", 0).advance(0)?;
-        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
+        let plan = self.find_plan(&job, self.limits(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
         let mut ready = self.make_ready(&job, plan, control)?;
         // An earlier call on the host's stream may have found them after it returned.
@@ -272,7 +271,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let (job, limits) = (Job::new(self.on.network(job.direction), job)?, self.limits());
-        let plan = self.find_plan(&job, limits.device, cancel)?;
+        let plan = self.find_plan(&job, limits, cancel)?;
         let report = self.report(&plan);
         if let Some(timelines) = timelines {
             let target = self.target(cancel)?;
@@ -299,7 +298,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let job = Job::new(self.on.network(job.direction), job)?;
-        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
+        let plan = self.find_plan(&job, self.limits(), control.cancel)?;
         let stream = Streaming::new(self.make_ready(&job, plan, control)?, job.input);
         self.tell_idle();
         Ok(Box::new(stream))

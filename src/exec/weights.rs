@@ -30,7 +30,6 @@ pub struct Weights<B: Backend> {
 pub struct WeightsKey {
     pub file: FileIdentity,
     pub place: TensorDevice,
-    pub precision: Precision,
     /// Kernels may read weights in an order of their own. `VVAE_ARCH` may change kernels between two handles.
     pub arithmetic: String,
     pub direction: Direction,
@@ -39,9 +38,11 @@ pub struct WeightsKey {
     pub allocators: Allocators,
 }
 
-/// The weights of one key, once they are loaded. Locked during the load, so that a second session waits instead of
-/// loading again.
-type RegistryEntry = Mutex<Option<Arc<dyn Any + Send + Sync>>>;
+/// Some [`Weights`], once they are loaded.
+type AnyWeights = Option<Arc<dyn Any + Send + Sync>>;
+
+/// The weights of one key. Locked during the load, so that a second session waits instead of loading again.
+type RegistryEntry = Mutex<AnyWeights>;
 
 /// How often a session that waits for another one's load checks for a cancel.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -60,10 +61,7 @@ fn entry(key: &WeightsKey) -> Arc<RegistryEntry> {
 }
 
 /// Locks the entry once no other session loads it. A cancel ends the waiting, not the load.
-fn wait<'a>(
-    entry: &'a RegistryEntry,
-    cancel: &AtomicBool,
-) -> Result<MutexGuard<'a, Option<Arc<dyn Any + Send + Sync>>>> {
+fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<'a, AnyWeights>> {
     loop {
         if let Some(free) = entry.try_lock_for(PATIENCE) {
             return Ok(free);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::assign;
-use super::job::{FleetJob, PlannedPart};
+use super::job::FleetJob;
 use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
@@ -122,9 +122,9 @@ impl Fleet {
 
     /// Begins a call. Whether devices are mixed, which has to be allowed.
     fn begin(&mut self) -> Result<bool> {
-        self.members.iter_mut().for_each(|member| member.try_again(false));
+        self.members.iter_mut().for_each(|member| member.begin(false));
         if !self.members.iter().any(Member::is_able) {
-            self.members.iter_mut().for_each(|member| member.try_again(true));
+            self.members.iter_mut().for_each(|member| member.begin(true));
         }
         self.leave_fp16_together()?;
         let able = self.members.iter().filter(|member| member.is_able());
@@ -143,46 +143,36 @@ impl Fleet {
     /// `timelines`: gets that of each member's first part.
     pub fn plan(&mut self, job: &FleetJob, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let mixed = self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
+        assign::assign(&mut self.members, job, &job.whole, cancel)?;
         if let Some(timelines) = timelines {
-            for (member, parts) in self.members.iter().zip(&all) {
-                let first = parts.first().map(|first| job.shape(&first.part));
+            for member in &self.members {
+                let first = member.todo.first().map(|first| job.shape(&first.part));
                 first.map(|first| member.session.plan(&first, Some(&mut *timelines), cancel)).transpose()?;
             }
         }
-        assign::report(&self.members, job, &all, &[], mixed)
+        assign::report(&self.members, job, mixed)
     }
 
     pub fn run(&mut self, job: &FleetJob, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mixed, mut todo) = (self.begin()?, vec![job.whole.clone()]);
-        let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
-        let mut took = vec![0.0; self.members.len()];
         Watch::new(control, "plan", 0).advance(0)?;
         let mut meter = Meter::new(control, job);
         while let Some(part) = todo.pop() {
             let control = &mut *meter.watch.control;
-            let all = assign::assign(&mut self.members, job, &part, control.cancel)?;
+            assign::assign(&mut self.members, job, &part, control.cancel)?;
             self.warn_left_out(control);
             if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
             let work = Work { job, call, cancel: control.cancel };
-            let outcomes = run::run(&mut self.members, &all, work, &mut meter)?;
-            for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
-                let left = parts.split_off(outcome.done);
-                // Those of a member that failed come back.
-                todo.extend(left.into_iter().map(|planned| planned.part));
-                took[index] += outcome.seconds;
-                self.members[index].learn(job.direction(), &parts, outcome.seconds);
-                finished[index].extend(parts);
-                if let Some(error) = outcome.failure {
-                    self.members[index].leave_out(error);
-                }
-            }
+            run::run(&mut self.members, work, &mut meter)?;
+            // Those of a member that failed come back.
+            let left = self.members.iter_mut().flat_map(|member| member.todo.drain(..));
+            todo.extend(left.map(|planned| planned.part));
             self.warn_left_out(meter.watch.control);
         }
         meter.finish()?;
-        assign::report(&self.members, job, &finished, &took, mixed)
+        assign::report(&self.members, job, mixed)
     }
 
     /// Tells the host of members that failed.

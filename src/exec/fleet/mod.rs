@@ -31,12 +31,8 @@ use crate::report::PlanReport;
 pub struct FleetSession(Arc<Mutex<Fleet>>);
 
 impl FleetSession {
-    pub fn new(
-        sessions: Vec<Box<dyn DeviceSession>>,
-        file: CheckpointFile,
-        settings: Settings,
-    ) -> Result<FleetSession> {
-        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(sessions, file, settings)?))))
+    pub fn new(members: Vec<Box<dyn DeviceSession>>, file: CheckpointFile, settings: Settings) -> Result<FleetSession> {
+        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(members, file, settings)?))))
     }
 }
 

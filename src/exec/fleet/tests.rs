@@ -216,7 +216,8 @@ fn rounding_fleet(tensor: &str) -> RoundingFleet {
     // So little that a stream has several rounds.
     let settings = Settings { host_memory_limit: Limit::Bytes(200 << 10), ..node::defaults() };
     let checkpoint = Checkpoint::open(&file.0).unwrap().file();
-    RoundingFleet { session: FleetSession::new(members, checkpoint, settings).unwrap(), runs, _file: file }
+    let session = FleetSession::new(members, checkpoint, settings).unwrap();
+    RoundingFleet { session, runs, _file: file }
 }
 
 fn arithmetics(session: &FleetSession) -> Vec<String> {

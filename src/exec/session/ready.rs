@@ -25,26 +25,21 @@ pub(super) struct Asked {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Bytes that a job may take: all that this session holds already may be used again.
-    pub(super) fn limit(&self) -> u64 {
-        let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
-        self.on.settings.device_bytes(free)
-    }
-
-    /// The same for host memory beside the device's.
-    pub(super) fn host_limit(&self) -> u64 {
-        let (idle, free) = (self.idle().map(|held| held.host).sum(), host_memory().available);
-        self.sharing.host_bytes(self.on.settings.host_memory_limit, free, &self.ledger, idle)
-    }
-
+    /// Bytes that a job may take of the device, and of host memory beside it: all that this session holds already may be
+    /// used again.
     pub(super) fn limits(&self) -> PlanLimits {
-        PlanLimits { device: self.limit(), host: self.host_limit() }
+        let (settings, idle) = (&self.on.settings, self.idle().map(|held| held.host).sum());
+        let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
+        let free_host = host_memory().available;
+        PlanLimits {
+            device: settings.device_bytes(free),
+            host: self.sharing.host_bytes(settings.host_memory_limit, free_host, &self.ledger, idle),
+        }
     }
 
-    /// The plan of a job within `limit` bytes of device memory: that of the last search, if it was for the same.
-    pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        let asked = Asked { job: job.clone(), limit, settings: self.on.settings.clone() };
-        let limits = PlanLimits { device: limit, host: self.host_limit() };
+    /// The plan of a job within these limits: that of the last search, if it was for the same and fits in host memory.
+    pub(super) fn find_plan(&self, job: &Job, limits: PlanLimits, cancel: &AtomicBool) -> Result<Plan> {
+        let asked = Asked { job: job.clone(), limit: limits.device, settings: self.on.settings.clone() };
         let mut planned = self.planned.lock();
         if let Some((_, known)) =
             planned.as_ref().filter(|(same, plan)| *same == asked && plan.host_bytes() <= limits.host)
@@ -63,7 +58,7 @@ impl<B: Backend> Engine<B> {
             return;
         }
         let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);
-        let why = if self.on.settings.tiling(plan.direction).enabled {
+        let why = if self.on.settings.tiling[plan.direction as usize].enabled {
             format!("{node}_tiled asks for it")
         } else {
             "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into()
@@ -115,9 +110,9 @@ impl<B: Backend> Engine<B> {
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.on.device.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.
-                    let limit = left.min(plan.device_bytes() / 16 * 15);
-                    control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
-                    plan = self.find_plan(job, limit, control.cancel)?;
+                    let device = left.min(plan.device_bytes() / 16 * 15);
+                    control.warn(format_args!("{why}; planning again with {}", Bytes(device)));
+                    plan = self.find_plan(job, PlanLimits { device, ..self.limits() }, control.cancel)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -127,12 +122,12 @@ impl<B: Backend> Engine<B> {
     /// Frees what the last call kept and this one cannot use: a workspace of another size, and the weights of the other
     /// direction if both do not fit.
     fn make_room(&mut self, direction: Direction, plan: &Plan) {
-        let (limit, host_limit) = (self.limit(), self.host_limit());
+        let limits = self.limits();
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
         let other = &mut self.weights[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
-            share.held.device.saturating_add(plan.device_bytes()) <= limit
-                && share.held.host.saturating_add(plan.host_bytes()) <= host_limit
+            share.held.device.saturating_add(plan.device_bytes()) <= limits.device
+                && share.held.host.saturating_add(plan.host_bytes()) <= limits.host
         };
         *other = other.take().filter(both_fit);
         self.tell_idle();

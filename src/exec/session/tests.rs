@@ -302,8 +302,8 @@ fn latents_of_the_diffusion_model_are_raw_ones_scaled_and_packed() {
     ] {
         let checkpoint = Checkpoint::open(&golden(model)).unwrap();
         let open = |latents, enabled| {
-            let tiling = Tiling { enabled, size: 40, overlap: 16 };
-            let settings = Settings { latents, encode_tiling: tiling, decode_tiling: tiling, ..node::defaults() };
+            let tiling = [Tiling { enabled, size: 40, overlap: 16 }; 2];
+            let settings = Settings { latents, tiling, ..node::defaults() };
             let make = Box::new(|_: &Settings| HostGpu::new(4, None));
             Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), settings, make).unwrap()
         };

@@ -83,9 +83,7 @@ impl Job<'_> {
             direction: self.direction,
             range,
             input: from,
-            output: to,
-            logvar: None,
-            stream: None,
+            into: Outputs { output: to, logvar: None, stream: None },
             first_clip: 0,
         };
         opened.run(&call, &mut Control::new(&AtomicBool::new(false)))?;

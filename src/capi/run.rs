@@ -10,7 +10,7 @@ use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, Control, Extent, JobShape, Progress};
+use crate::exec::{Call, ClipRange, Control, Extent, JobShape, Outputs, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
@@ -203,9 +203,8 @@ pub(super) unsafe fn run_call(
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { CallArgs::read(run) }?;
-        let (logvar, stream) = (run.logvar, run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
-        let call = Call { direction, range, input: from, output: to, logvar, stream, first_clip: 0 };
+        let call = Call { direction, range, input: from, into: run.outputs(to), first_clip: 0 };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.model.run(&call, control))?;
         handle.finished(plan, started.elapsed().as_secs_f64());
@@ -243,7 +242,7 @@ pub(super) unsafe fn node_and_shape(
 /// A checked `vvae_run_info`.
 pub(super) struct CallArgs {
     info: vvae_run_info,
-    pub logvar: Option<View>,
+    logvar: Option<View>,
 }
 
 impl CallArgs {
@@ -271,9 +270,10 @@ impl CallArgs {
         Ok(CallArgs { info, logvar })
     }
 
-    /// The host's CUDA stream, if it gave one.
-    pub fn stream(&self) -> Option<HostStream> {
-        (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream))
+    /// Where a call or a pull writes, beside `output` and on the host's CUDA stream, if it gave one.
+    pub fn outputs(&self, output: View) -> Outputs {
+        let stream = (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream));
+        Outputs { output, logvar: self.logvar, stream }
     }
 
     /// Runs `body` with the host's progress callback, cancel and log.

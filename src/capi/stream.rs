@@ -9,7 +9,7 @@ use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
-use crate::exec::{Extent, JobShape, Outputs, Pull};
+use crate::exec::{Extent, JobShape, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its run info.
         let run = unsafe { CallArgs::read(run) }?;
         let mut count = 0;
-        let into = Outputs { output: out, logvar: run.logvar, stream: run.stream() };
+        let into = run.outputs(out);
         let started = Instant::now();
         let pulled = run.with_control(handle, |control| stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.

@@ -170,11 +170,11 @@ impl TensorCheck {
     pub fn call(&self, call: &Call) -> Result<Cone> {
         let (shape, is_whole) = (call.input.shape(), call.range.is_none());
         self.input(&call.input)?;
-        self.outputs(shape, &call.output, call.logvar.as_ref(), is_whole)?;
+        self.outputs(shape, &call.into, is_whole)?;
         // After the shapes: a wrong shape reaches into memory that the tensor does not have.
         let (from, to) = ends(self.network.direction);
-        disjoint((to.name(), &call.output), (from.name(), &call.input))?;
-        call.logvar.map_or(Ok(()), |view| disjoint(("logvar", &view), (from.name(), &call.input)))?;
+        disjoint((to.name(), &call.into.output), (from.name(), &call.input))?;
+        call.into.logvar.map_or(Ok(()), |view| disjoint(("logvar", &view), (from.name(), &call.input)))?;
         let Some(asked) = call.range else { return Ok(Cone::new(&self.network, FrameRange::WHOLE)) };
         let cone = range(&self.network, asked)?;
         let inputs = cone.inputs(asked.clip_frames);
@@ -191,10 +191,10 @@ impl TensorCheck {
     }
 
     /// Checks outputs against the shape of what goes in. Unless the clip `is_whole`, any number of frames is fine.
-    fn outputs(&self, input: Shape, view: &View, logvar: Option<&View>, is_whole: bool) -> Result<()> {
-        let name = ends(self.network.direction).1.name();
+    fn outputs(&self, input: Shape, into: &Outputs, is_whole: bool) -> Result<()> {
+        let (name, view) = (ends(self.network.direction).1.name(), &into.output);
         self.output(name, input, view, is_whole)?;
-        let Some(logvar) = logvar else { return Ok(()) };
+        let Some(logvar) = &into.logvar else { return Ok(()) };
         if self.network.direction == Direction::Decode {
             return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
         }
@@ -258,7 +258,7 @@ impl StreamCheck {
 
     /// Checks where a pull writes.
     pub fn pull(&self, into: &Outputs) -> Result<()> {
-        self.tensors.outputs(self.frame, &into.output, into.logvar.as_ref(), false)
+        self.tensors.outputs(self.frame, into, false)
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
     /// Checks a tensor that a whole input of this shape is to become.
     fn check(direction: Direction, input: Shape, into: &View) -> Result<()> {
         let check = TensorCheck { network: Arc::new(network(direction)), places: vec![TensorDevice::Cpu] };
-        check.outputs(input, into, None, true)
+        check.outputs(input, &Outputs { output: *into, logvar: None, stream: None }, true)
     }
 
     fn view(shape: [u64; 5], dtype: DType) -> View {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::search::{self, Job};
 use super::settings::{Latents, Settings};
 use crate::backend::DeviceFacts;
 use crate::error::{Error, Result};
@@ -11,15 +10,14 @@ use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
-use crate::plan::{Plan, Target};
-use crate::report::PlanLimits;
-use crate::{reserve, thread_pool};
+use crate::plan::Target;
+use crate::thread_pool;
 
 pub struct DeviceModel<D> {
     pub device: Arc<D>,
     /// By direction, in the form that the device computes.
     networks: [Arc<Network>; 2],
-    pub latents: Arc<LatentMaps>,
+    pub latents: LatentMaps,
     /// As the host has them.
     pub settings: Settings,
 }
@@ -27,7 +25,7 @@ pub struct DeviceModel<D> {
 impl<D: DeviceFacts> DeviceModel<D> {
     /// Fails if the device has no kernels for what the checkpoint or the settings ask for.
     pub fn new(device: Arc<D>, file: &CheckpointFile, settings: Settings) -> Result<DeviceModel<D>> {
-        let latents = Arc::new(latent_maps(&settings, file)?);
+        let latents = latent_maps(&settings, file)?;
         if settings.cache == CacheFormat::U8 && device.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
             return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
         }
@@ -60,13 +58,6 @@ impl<D: DeviceFacts> DeviceModel<D> {
     pub fn target<'a>(&'a self, mut profile: DeviceProfile, cancel: &'a AtomicBool) -> Target<'a> {
         profile.rates = self.settings.rates.or(profile.rates);
         Target::new(profile, self.device.sizes(), self.networks[0].norm.groups()).with_cancel(cancel)
-    }
-
-    /// The plan of a job within these limits. `load_bytes`: what loading the weights takes.
-    pub fn plan(&self, job: &Job, limits: PlanLimits, load_bytes: u64, target: &Target) -> Result<Plan> {
-        reserve::check()?;
-        let request = job.request(self.network(job.direction), &self.settings, limits, load_bytes);
-        self.with_threads(|| search::search(&request, &self.settings, target))
     }
 }
 

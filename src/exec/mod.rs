@@ -124,19 +124,16 @@ pub struct Call {
     /// `None`: the whole clip. Otherwise the input is what the range needs.
     pub range: Option<ClipRange>,
     pub input: View,
-    pub output: View,
-    /// Where encode writes the log-variance, if the host wants it.
-    pub logvar: Option<View>,
-    /// The host's CUDA stream, for tensors on the device.
-    pub stream: Option<HostStream>,
+    pub into: Outputs,
     /// The clip of the batch that the tensors begin with; 0 unless they are a part of it.
     pub first_clip: u64,
 }
 
-/// Where a pull writes.
+/// Where a call or a pull writes.
 #[derive(Clone, Copy)]
 pub struct Outputs {
     pub output: View,
+    /// Where encode writes the log-variance, if the host wants it.
     pub logvar: Option<View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,

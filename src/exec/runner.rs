@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::check::ends;
 use super::ready_job::ReadyJob;
 use super::settings::{Latent, PixelRange, Settings};
-use super::{Call, Control, Progress};
+use super::{Call, Control, Outputs, Progress};
 use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
@@ -35,8 +35,7 @@ const UNCHANGED: Affine = Affine { mul: 1.0, add: 0.0 };
 pub struct HostTensors {
     pub input: Option<View>,
     pub input_first: u64,
-    pub output: Option<View>,
-    pub logvar: Option<View>,
+    pub into: Option<Outputs>,
     pub output_first: u64,
     pub first_clip: u64,
 }
@@ -65,8 +64,7 @@ impl<B: Backend> ReadyJob<B> {
         let tensors = HostTensors {
             input: Some(call.input),
             input_first: cone.first_input,
-            output: Some(call.output),
-            logvar: call.logvar,
+            into: Some(call.into),
             output_first: cone.range.first,
             first_clip: call.first_clip,
         };
@@ -89,17 +87,17 @@ impl<B: Backend> ReadyJob<B> {
     }
 
     fn run_traced(&mut self, op: &Op<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
-        if !self.settings.trace.as_ref().is_some_and(Trace::is_open) {
+        if !self.on.settings.trace.as_ref().is_some_and(Trace::is_open) {
             return self.operate(op, tensors, stop);
         }
         let (number, start) = (self.traced.len() as u64, Instant::now());
         self.traced.push(TracedOp::new(op, self.network()));
-        let tells_times = self.backend.trace(&mut self.workspace.memory, Some(number))?;
+        let tells_times = self.on.device.trace(&mut self.workspace.memory, Some(number))?;
         let result = self.operate(op, tensors, stop);
         if !tells_times {
             self.write_trace(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
         } else if self.traced.len() >= MOST_TRACED {
-            let spans = self.backend.take_spans(&mut self.workspace.memory)?;
+            let spans = self.on.device.take_spans(&mut self.workspace.memory)?;
             self.write_trace(&spans);
         }
         result
@@ -112,7 +110,7 @@ impl<B: Backend> ReadyJob<B> {
             Op::Store(store) => self.store(store, tensors),
             _ => {
                 let args = RunArgs { weights: &self.weights.loaded.convs, buffers: self.buffers };
-                self.backend.run(&mut self.workspace.memory, op, &args, stop)
+                self.on.device.run(&mut self.workspace.memory, op, &args, stop)
             }
         }
     }
@@ -121,8 +119,13 @@ impl<B: Backend> ReadyJob<B> {
         let spec = self.schedule.spec();
         let from = tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.input_region(spec.tile_of(op.item));
-        let Conversion { map, channels, patch } =
-            Conversion::new(ends(spec.network.direction).0, from.dtype(), &spec.network, &self.settings, &self.latents);
+        let Conversion { map, channels, patch } = Conversion::new(
+            ends(spec.network.direction).0,
+            from.dtype(),
+            &spec.network,
+            &self.on.settings,
+            &self.on.latents,
+        );
         let load = LoadTensor {
             from: &from,
             batch: op.batch,
@@ -135,7 +138,7 @@ impl<B: Backend> ReadyJob<B> {
             shape: region.shape,
             into: op.into,
         };
-        self.backend.load(&mut self.workspace.memory, &load, &self.buffers, stop)
+        self.on.device.load(&mut self.workspace.memory, &load, &self.buffers, stop)
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.
@@ -156,13 +159,14 @@ impl<B: Backend> ReadyJob<B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        self.backend.blend(&mut self.workspace.memory, &blend, &self.buffers)
+        self.on.device.blend(&mut self.workspace.memory, &blend, &self.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
     fn store(&mut self, op: &StoreOp<Offsets>, tensors: &HostTensors) -> Result<()> {
         let spec = self.schedule.spec();
-        let into = tensors.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
+        let outputs = tensors.into.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
+        let into = outputs.output;
         let frame = op.frame - tensors.output_first;
         if frame >= into.shape().frames {
             // Padding of the encoder's input comes out as frames that the host does not want.
@@ -170,16 +174,16 @@ impl<B: Backend> ReadyJob<B> {
         }
         let (network, weights) = (&spec.network, spec.grid.as_deref());
         let Conversion { map, channels, patch } =
-            Conversion::new(ends(network.direction).1, into.dtype(), network, &self.settings, &self.latents);
+            Conversion::new(ends(network.direction).1, into.dtype(), network, &self.on.settings, &self.on.latents);
         let logvar_channel = network.geometry.latent_channels;
-        let is_sampled = network.direction == Direction::Encode && self.settings.posterior == Latent::Sample;
+        let is_sampled = network.direction == Direction::Encode && self.on.settings.posterior == Latent::Sample;
         let plain = StoreTensor {
             from: op.from,
             shape: network.output_shape(spec.input),
             channel: 0,
             divide: weights.map(|grid| Fades { rows: &grid.rows.weight, columns: &grid.columns.weight }),
             clamp: None,
-            sample: is_sampled.then_some(Posterior { seed: self.settings.seed, logvar_channel }),
+            sample: is_sampled.then_some(Posterior { seed: self.on.settings.seed, logvar_channel }),
             map,
             channels,
             patch,
@@ -189,8 +193,8 @@ impl<B: Backend> ReadyJob<B> {
             clip: tensors.first_clip + op.batch,
             clip_frame: op.frame,
         };
-        self.backend.store(&mut self.workspace.memory, &plain, &self.buffers)?;
-        let Some(into) = tensors.logvar else { return Ok(()) };
+        self.on.device.store(&mut self.workspace.memory, &plain, &self.buffers)?;
+        let Some(into) = outputs.logvar else { return Ok(()) };
         let same = channels.map_or(Vec::new(), |channels| vec![UNCHANGED; channels.maps.len()]);
         let logvar = StoreTensor {
             channel: logvar_channel,
@@ -201,7 +205,7 @@ impl<B: Backend> ReadyJob<B> {
             into: &into,
             ..plain
         };
-        self.backend.store(&mut self.workspace.memory, &logvar, &self.buffers)
+        self.on.device.store(&mut self.workspace.memory, &logvar, &self.buffers)
     }
 }
 

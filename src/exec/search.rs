@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use super::device_model::DeviceModel;
 use super::settings::{Settings, Tiling};
 use super::{Extent, JobShape, check};
+use crate::backend::DeviceFacts;
 use crate::error::{Error, Result};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction, Network};
@@ -33,8 +35,8 @@ impl Job {
         Ok(Job { direction, input: Shape { frames, ..input }, cone: Arc::new(cone) })
     }
 
-    /// What the settings ask for. `load_bytes`: what loading the weights takes.
-    pub fn request(&self, network: &Arc<Network>, settings: &Settings, limits: PlanLimits, load_bytes: u64) -> Request {
+    /// What the settings ask for.
+    fn request(&self, network: &Arc<Network>, settings: &Settings, limits: PlanLimits, load_bytes: u64) -> Request {
         let Tiling { enabled, size, overlap } = settings.tiling[self.direction as usize];
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
         Request {
@@ -53,13 +55,17 @@ impl Job {
     }
 }
 
-/// The plan of a request.
-pub fn search(request: &Request, settings: &Settings, target: &Target) -> Result<Plan> {
-    check_tiling(request, settings)?;
-    plan::search(request, target).map_err(|why| match why {
-        PlanError::TooLarge { smallest, smallest_exact } => too_large(request, smallest, smallest_exact),
-        PlanError::Cancelled => target.check_cancel().err().unwrap_or_else(reserve::exhausted),
-    })
+impl<D: DeviceFacts> DeviceModel<D> {
+    /// The plan of a job within these limits. `load_bytes`: what loading the weights takes.
+    pub fn plan(&self, job: &Job, limits: PlanLimits, load_bytes: u64, target: &Target) -> Result<Plan> {
+        reserve::check()?;
+        let request = job.request(self.network(job.direction), &self.settings, limits, load_bytes);
+        check_tiling(&request, &self.settings)?;
+        self.with_threads(|| plan::search(&request, target)).map_err(|why| match why {
+            PlanError::TooLarge { smallest, smallest_exact } => too_large(&request, smallest, smallest_exact),
+            PlanError::Cancelled => target.check_cancel().err().unwrap_or_else(reserve::exhausted),
+        })
+    }
 }
 
 fn check_tiling(request: &Request, settings: &Settings) -> Result<()> {

@@ -38,7 +38,8 @@ pub struct Engine<B: Backend> {
     file: CheckpointFile,
     allocators: Allocators,
     make: MakeBackend<B>,
-    on: DeviceModel<B>,
+    /// Streams keep the one that they were opened with.
+    on: Arc<DeviceModel<B>>,
     /// What `precision=auto` has come to.
     auto: AutoPrecision,
     /// By direction.
@@ -68,7 +69,7 @@ impl<B: Backend> Engine<B> {
         Ok(Engine {
             place,
             auto: AutoPrecision::default().with(&settings, backend.precision()),
-            on: DeviceModel::new(backend, &file, settings)?,
+            on: Arc::new(DeviceModel::new(backend, &file, settings)?),
             file,
             allocators,
             make,
@@ -116,7 +117,7 @@ impl<B: Backend> Engine<B> {
             self.weights = [None, None];
         }
         self.auto = auto.with(&on.settings, on.device.precision());
-        self.on = on;
+        self.on = Arc::new(on);
         self.tell_idle();
         Ok(())
     }
@@ -191,7 +192,7 @@ impl<B: Backend> Engine<B> {
         let check = TensorCheck { network: Arc::clone(self.on.network(direction)), places: vec![self.place] };
         let cone = Arc::new(check.call(call)?);
         let job = Job { direction, input: call.input.shape(), cone };
-        call.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
+        call.into.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limits(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
@@ -199,7 +200,7 @@ impl<B: Backend> Engine<B> {
         // An earlier call on the host's stream may have found them after it returned.
         let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let stream = ready.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
+        let stream = ready.stream_for(&call.into, Some(call.input));
         let result = ready.begin(stream).and_then(|()| ready.run_call(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);

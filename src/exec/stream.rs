@@ -36,8 +36,7 @@ impl<B: Backend> Streaming<B> {
         let network = Arc::clone(self.job.network());
         let mut watch = Watch::new(control, network.direction.name(), 0);
         let (first, batch, room) = (self.pulled, self.check.frame.batch, into.output.shape().frames);
-        let (output, logvar) = (Some(into.output), into.logvar);
-        let tensors = HostTensors { output, logvar, output_first: first, ..HostTensors::default() };
+        let tensors = HostTensors { into: Some(*into), output_first: first, ..HostTensors::default() };
         loop {
             match self.job.schedule.prepare_next() {
                 Next::Input if *written == 0 => return Ok(Pull::NeedsInput),
@@ -99,8 +98,8 @@ impl<B: Backend> FrameStream for Streaming<B> {
         *written = 0;
         self.check.intact()?;
         self.check.pull(into)?;
-        into.stream.map_or(Ok(()), |stream| self.job.backend.check_stream(stream))?;
-        let stream = self.job.stream_for(into.stream, &[Some(into.output), into.logvar]);
+        into.stream.map_or(Ok(()), |stream| self.job.on.device.check_stream(stream))?;
+        let stream = self.job.stream_for(into, None);
         self.job.begin(stream)?;
         let result = self.work(into, control, written);
         self.pulled += *written;
@@ -123,7 +122,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, self.job.settings.on_nonfinite, direction, control);
+            let told = nonfinite::report(self.seen, self.job.on.settings.on_nonfinite, direction, control);
             self.check.broken = told.is_err();
             told?;
         }

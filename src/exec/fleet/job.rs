@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::exec::{Call, ClipRange, Extent, JobShape};
+use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
@@ -22,8 +22,6 @@ pub struct FleetJob {
     pub clip: Shape,
     /// All of it.
     pub whole: Part,
-    /// The input frame that the host's tensor begins with.
-    first_input: u64,
     is_range: bool,
     frame_work: f64,
 }
@@ -46,12 +44,10 @@ impl FleetJob {
         let mut job = FleetJob {
             network: Arc::clone(network),
             clip: Shape { frames: clip_frames, ..input },
-            first_input: 0,
             is_range: range.is_some(),
             frame_work: 1.0,
             whole,
         };
-        job.first_input = job.cone(&job.whole.frames).first_input;
         let work = |frames| job.work(&(0..frames));
         job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
         job
@@ -133,7 +129,8 @@ impl FleetJob {
             return 0..self.clip.frames;
         }
         let inputs = self.cone(&part.frames).inputs(self.clip.frames);
-        inputs.start - self.first_input..inputs.end - self.first_input
+        let first = self.cone(&self.whole.frames).first_input;
+        inputs.start - first..inputs.end - first
     }
 
     /// The call that a part of a whole call is.
@@ -144,8 +141,7 @@ impl FleetJob {
         Call {
             range: self.range(part),
             input: whole.input.clips(part.clips.clone()).frames(self.inputs(part)),
-            output: output(whole.output),
-            logvar: whole.logvar.map(output),
+            into: Outputs { output: output(whole.into.output), logvar: whole.into.logvar.map(output), ..whole.into },
             first_clip: part.clips.start,
             ..*whole
         }

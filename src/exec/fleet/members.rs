@@ -13,7 +13,7 @@ use crate::exec::device_model::latent_maps;
 use crate::exec::ledger::{Ledger, Sharing};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Call, Control, DeviceSession, Timelines};
+use crate::exec::{Call, Control, DeviceSession, Outputs, Timelines};
 use crate::ir::TensorDevice;
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Direction, Network};
@@ -187,8 +187,8 @@ impl Fleet {
 }
 
 /// Work of several devices cannot be ordered on one CUDA stream.
-pub fn refuse_stream(asked: bool) -> Result<()> {
-    if asked {
+pub fn refuse_stream(into: &Outputs) -> Result<()> {
+    if into.stream.is_some() {
         let text = "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out";
         return Err(Error::Argument(text.into()));
     }

@@ -59,12 +59,12 @@ impl Session for FleetSession {
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let mut fleet = self.0.lock();
         fleet.check(call.direction).call(call)?;
-        refuse_stream(call.stream.is_some())?;
+        refuse_stream(&call.into)?;
         let job = FleetJob::new(
             fleet.network(call.direction),
             call.input.shape(),
             call.range,
-            Some(call.output.shape().frames),
+            Some(call.into.output.shape().frames),
         );
         let had_left = fleet.has_left_fp16();
         let report = fleet.run(&job, call, control)?;

@@ -183,9 +183,11 @@ impl FleetStream {
             direction: self.network.direction,
             range: Some(range),
             input: input.view(0..job.input_shape().frames)?,
-            output: outputs[0].all()?,
-            logvar: outputs.get(1).map(Frames::all).transpose()?,
-            stream: None,
+            into: Outputs {
+                output: outputs[0].all()?,
+                logvar: outputs.get(1).map(Frames::all).transpose()?,
+                stream: None,
+            },
             first_clip: 0,
         };
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
@@ -302,7 +304,7 @@ impl FrameStream for FleetStream {
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         *written = 0;
         self.check.intact()?;
-        refuse_stream(into.stream.is_some())?;
+        refuse_stream(into)?;
         self.check.pull(into)?;
         let pulled = self.pull_all(into, control, written);
         // A tensor that does not fit the frames that wait loses none of them.

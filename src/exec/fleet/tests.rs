@@ -10,7 +10,7 @@ use super::*;
 use crate::error::Error;
 use crate::exec::ledger::Sharing;
 use crate::exec::session::tests::{Tensors, rounding};
-use crate::exec::{Allocators, Limit, LogLevel, LogSink, PlanKind, Progress, open_one};
+use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, PlanKind, Progress, open_one};
 use crate::ir::{DType, TensorDevice, View};
 use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::{Checkpoint, Direction};
@@ -132,7 +132,8 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
     };
     let (input, output) = (view(&mut latent, LATENT), view(&mut video, VIDEO));
     let direction = Direction::Decode;
-    let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
+    let call =
+        Call { direction, range: None, input, into: Outputs { output, logvar: None, stream: None }, first_clip: 0 };
     let (cancel, log) = (AtomicBool::new(false), Warnings(&heard.warnings));
     let mut tell = |progress: Progress| {
         if progress.stage == "decode" {

@@ -94,10 +94,8 @@ impl<B: Backend> Engine<B> {
                     self.warn_if_tiled(&report, control);
                     let weights = self.weights[direction as usize].clone();
                     return Ok(ReadyJob {
-                        backend: Arc::clone(&self.on.device),
+                        on: Arc::clone(&self.on),
                         place: self.place,
-                        settings: self.on.settings.clone(),
-                        latents: Arc::clone(&self.on.latents),
                         weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,
                         schedule: plan.schedule(&self.target(control.cancel)?),

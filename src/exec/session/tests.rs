@@ -63,9 +63,10 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
         let data = data.as_mut_ptr().cast();
         View::checked("t", data, DType::F32, TensorDevice::Cpu, shape.into(), None, true).unwrap()
     };
-    let (from, into) = (view(&mut input, case.input), view(&mut output, case.output));
+    let from = view(&mut input, case.input);
+    let into = Outputs { output: view(&mut output, case.output), logvar: None, stream: None };
     let (direction, cancel) = (case.direction, AtomicBool::new(false));
-    let call = Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
+    let call = Call { direction, range: None, input: from, into, first_clip: 0 };
     let report = engine.run(&call, &mut Control::new(&cancel))?;
     assert_eq!((report.input, report.output), (case.input.into(), case.output.into()));
     let bits = output.iter().map(|value| value.to_bits()).collect();
@@ -164,9 +165,9 @@ impl Tensors {
 
     /// What came out, its plan, and the warnings.
     pub fn run(&mut self, session: &mut dyn Session) -> Result<(Vec<f32>, PlanReport, Vec<String>)> {
-        let (from, into, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
-        let call =
-            Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
+        let (from, output, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
+        let into = Outputs { output, logvar: None, stream: None };
+        let call = Call { direction, range: None, input: from, into, first_clip: 0 };
         let (cancel, warnings) = (AtomicBool::new(false), Warnings::default());
         let mut control = Control { log: &warnings, ..Control::new(&cancel) };
         let report = session.run(&call, &mut control)?;

@@ -9,7 +9,7 @@ use super::rates::{PRODUCTS_OF_FOUR_TILES, ROUNDS, multiply_tiles, peak, process
 use super::*;
 use crate::backend::cpu::conv::PRODUCTS;
 use crate::backend::cpu::simd::{Amx, Bf16Kernels};
-use crate::exec::{self, Allocators, Call, Control, DeviceName};
+use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs};
 use crate::ir::{DType, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction};
 use crate::node;
@@ -72,7 +72,8 @@ fn rate_of_the_whole_network() {
             View::checked(name, values.as_mut_ptr().cast(), DType::F32, TensorDevice::Cpu, shape, None, true).unwrap()
         };
         let (input, output) = (view("input", &mut from, input), view("output", &mut into, output));
-        let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
+        let call =
+            Call { direction, range: None, input, into: Outputs { output, logvar: None, stream: None }, first_clip: 0 };
         let mut run = || {
             let (cancel, before, start) = (AtomicBool::new(false), PRODUCTS.load(Ordering::Relaxed), Instant::now());
             session.run(&call, &mut Control::new(&cancel)).unwrap();

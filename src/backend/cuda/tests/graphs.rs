@@ -45,9 +45,7 @@ impl LatentClip {
             direction: Direction::Decode,
             range: None,
             input,
-            output,
-            logvar: None,
-            stream: None,
+            into: Outputs { output, logvar: None, stream: None },
             first_clip: 0,
         };
         let cancel = AtomicBool::new(false);

@@ -14,7 +14,7 @@ use common::weights::random_weights;
 use common::{Random, devices};
 use video_vae::internals::error::Error;
 use video_vae::internals::exec::{
-    self, Allocators, Call, ClipRange, Control, DeviceName, Extent, JobShape, OpenModel, Outputs, Pull,
+    self, Allocators, Call, ClipRange, Control, DeviceName, Extent, JobShape, OpenModel, Opening, Outputs, Pull,
 };
 use video_vae::internals::ir::{DType, Shape, TensorDevice, View};
 use video_vae::internals::model::graph::NodeOp;
@@ -140,7 +140,8 @@ fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<OpenModel> {
         Some(index) => TensorDevice::Cuda(index.parse().unwrap()),
     };
     let checkpoint = Checkpoint::open_as(path, Arc::clone(model)).unwrap();
-    match exec::open(&[DeviceName::Place(place)], &checkpoint, Allocators::default(), node::defaults(), &()) {
+    let (allocators, settings) = (Allocators::default(), node::defaults());
+    match exec::open(&[DeviceName::Place(place)], Opening { checkpoint: &checkpoint, allocators, settings }, &()) {
         Err(Error::Device(why)) if place != TensorDevice::Cpu && why.contains("no kernel on the GPU does") => None,
         opened => Some(opened.unwrap()),
     }

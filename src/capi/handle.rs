@@ -12,7 +12,7 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trim};
+use crate::exec::{self, Allocators, DeviceName, Opening, Trim};
 use crate::ir::TensorDevice;
 use crate::model::Checkpoint;
 use crate::node;
@@ -46,7 +46,9 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
                         .is_some_and(|tell| unsafe { tell(info.progress_user, done, total, c"check".as_ptr()) } != 0)
                 })?;
                 let facts = ModelFacts::of(&checkpoint)?;
-                Ok((exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults(), &log)?, facts))
+                let (allocators, settings) = (allocators(&info)?, node::defaults());
+                let opening = Opening { checkpoint: &checkpoint, allocators, settings };
+                Ok((exec::open(&devices, opening, &log)?, facts))
             })
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", opened.model().sizes));

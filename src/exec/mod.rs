@@ -244,26 +244,27 @@ pub struct Allocators {
     pub device: DeviceAllocator,
 }
 
+/// What is opened, and what with.
+pub struct Opening<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub allocators: Allocators,
+    pub settings: Settings,
+}
+
 /// Opens a checkpoint on one device, or on several that divide the work. The first call that needs weights loads them;
 /// other sessions of the same file on the same device share them. `log` is told which devices `auto` passes over.
-pub fn open(
-    devices: &[DeviceName],
-    checkpoint: &Checkpoint,
-    allocators: Allocators,
-    settings: Settings,
-    log: &dyn LogSink,
-) -> Result<OpenModel> {
-    let open = |place: TensorDevice| open_one(place, checkpoint, allocators.clone(), settings.clone());
+pub fn open(devices: &[DeviceName], opening: Opening, log: &dyn LogSink) -> Result<OpenModel> {
+    let open = |place: TensorDevice| open_one(place, &opening);
     let sessions: Vec<Box<dyn DeviceSession>> = match devices {
         [DeviceName::Auto] => vec![first_that_opens(&backend::auto_devices(), open, log)?],
         _ => places(devices)?.into_iter().map(open).collect::<Result<_>>()?,
     };
-    let (file, places) = (checkpoint.file(), sessions.iter().map(|session| session.place()).collect());
+    let (file, places) = (opening.checkpoint.file(), sessions.iter().map(|session| session.place()).collect());
     let session: Box<dyn Session> = match <[_; 1]>::try_from(sessions) {
         Ok([only]) => only,
-        Err(several) => Box::new(FleetSession::new(several, file.clone(), settings.clone())?),
+        Err(several) => Box::new(FleetSession::new(several, file.clone(), opening.settings.clone())?),
     };
-    Ok(OpenModel::new(file, places, session, settings))
+    Ok(OpenModel::new(file, places, session, opening.settings))
 }
 
 /// A session on the first of these devices that can be opened. Why the last one cannot is the error.
@@ -298,12 +299,7 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
     Ok(places)
 }
 
-fn open_one(
-    place: TensorDevice,
-    checkpoint: &Checkpoint,
-    allocators: Allocators,
-    settings: Settings,
-) -> Result<Box<dyn DeviceSession>> {
+fn open_one(place: TensorDevice, opening: &Opening) -> Result<Box<dyn DeviceSession>> {
     match place {
         #[cfg(not(feature = "cuda"))]
         TensorDevice::Cuda(index) => {
@@ -313,11 +309,11 @@ fn open_one(
         TensorDevice::Cuda(index) => {
             let named = |why: Error| Error::Device(format!("device: {place} cannot be used: {why}"));
             backend::cuda::ready().map_err(named)?;
-            let blocks = allocators.device;
+            let blocks = opening.allocators.device;
             let make = Box::new(move |settings: &Settings| {
                 backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
             });
-            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, opening, make)?))
         }
         #[cfg(not(feature = "vulkan"))]
         TensorDevice::Vulkan(index) => {
@@ -325,16 +321,16 @@ fn open_one(
         }
         #[cfg(feature = "vulkan")]
         TensorDevice::Vulkan(index) => {
-            let blocks = allocators.device;
+            let blocks = opening.allocators.device;
             let make = Box::new(move |settings: &Settings| {
                 let precision = settings.precision.unwrap_or(backend::Precision::Fp16);
                 backend::vulkan::Vulkan::new(index, precision, blocks)
                     .map_err(|why| why.map_device(|text| format!("device: {place} cannot be used: {text}")))
             });
-            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, opening, make)?))
         }
         TensorDevice::Cpu => {
-            let blocks = allocators.host;
+            let blocks = opening.allocators.host;
             let make = Box::new(move |settings: &Settings| {
                 Cpu::new(CpuOptions {
                     threads: settings.threads.map(|n| n as usize),
@@ -343,7 +339,7 @@ fn open_one(
                     allocator: blocks,
                 })
             });
-            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, opening, make)?))
         }
     }
 }
@@ -398,7 +394,8 @@ mod tests {
         let device = DeviceAllocator::Host(Callbacks { alloc: take, free: give_back, user: null_mut() });
         let allocators = Allocators { device, ..Allocators::default() };
         let checkpoint = Checkpoint::open(&golden("small")).unwrap();
-        let open = |place| open_one(place, &checkpoint, allocators.clone(), node::defaults());
+        let opening = Opening { checkpoint: &checkpoint, allocators, settings: node::defaults() };
+        let open = |place| open_one(place, &opening);
         let lines = Lines::default();
         let session = first_that_opens(&[TensorDevice::Vulkan(0), TensorDevice::Cpu], open, &lines).unwrap();
         assert_eq!((session.place(), lines.0.borrow().len()), (TensorDevice::Cpu, 1));

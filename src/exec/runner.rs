@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::check::ends;
+use super::device_model::DeviceModel;
 use super::ready_job::ReadyJob;
-use super::settings::{Latent, PixelRange, Settings};
+use super::settings::{Latent, PixelRange};
 use super::{Call, Control, Outputs, Progress};
-use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
+use crate::backend::{Backend, DeviceFacts, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     Affine, BlendOp, BlendTile, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
     StoreTensor, TensorKind, View,
 };
-use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
 use crate::plan::{Next, ScheduleSpec, op_work, work};
 use crate::report::{Trace, TracedOp};
@@ -119,13 +119,8 @@ impl<B: Backend> ReadyJob<B> {
         let spec = self.schedule.spec();
         let from = tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.input_region(spec.tile_of(op.item));
-        let Conversion { map, channels, patch } = Conversion::new(
-            ends(spec.network.direction).0,
-            from.dtype(),
-            &spec.network,
-            &self.on.settings,
-            &self.on.latents,
-        );
+        let kind = ends(spec.network.direction).0;
+        let Conversion { map, channels, patch } = self.on.conversion(&spec.network, kind, from.dtype());
         let load = LoadTensor {
             from: &from,
             batch: op.batch,
@@ -173,8 +168,8 @@ impl<B: Backend> ReadyJob<B> {
             return Ok(());
         }
         let (network, weights) = (&spec.network, spec.grid.as_deref());
-        let Conversion { map, channels, patch } =
-            Conversion::new(ends(network.direction).1, into.dtype(), network, &self.on.settings, &self.on.latents);
+        let kind = ends(network.direction).1;
+        let Conversion { map, channels, patch } = self.on.conversion(network, kind, into.dtype());
         let logvar_channel = network.geometry.latent_channels;
         let is_sampled = network.direction == Direction::Encode && self.on.settings.posterior == Latent::Sample;
         let plain = StoreTensor {
@@ -209,16 +204,17 @@ impl<B: Backend> ReadyJob<B> {
     }
 }
 
-impl<'a> Conversion<'a> {
-    /// Of a tensor of this kind and type.
-    fn new(kind: TensorKind, dtype: DType, network: &Network, settings: &Settings, latents: &'a LatentMaps) -> Self {
-        let (direction, patch) = (network.direction, network.geometry.patch);
+impl<D: DeviceFacts> DeviceModel<D> {
+    /// What values of a host's tensor of this kind and type go through.
+    fn conversion(&self, network: &Network, kind: TensorKind, dtype: DType) -> Conversion<'_> {
+        let (direction, latents) = (network.direction, &self.latents);
         match kind {
             TensorKind::Latent => {
                 Conversion { map: latents.map(direction), channels: latents.channels(direction), patch: 1 }
             }
             TensorKind::Video => {
-                Conversion { map: pixels(direction, dtype, settings.pixel_range), channels: None, patch }
+                let map = pixels(direction, dtype, self.settings.pixel_range);
+                Conversion { map, channels: None, patch: network.geometry.patch }
             }
         }
     }

@@ -20,13 +20,14 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Opening, PlanKind, Session, Timelines, Trim,
+    nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note};
 use crate::error::Result;
 use crate::ir::{DeviceProfile, TensorDevice};
+use crate::model::Direction;
 use crate::model::checkpoint::CheckpointFile;
-use crate::model::{Checkpoint, Direction};
 use crate::plan::{Plan, Target, WeightBytes};
 use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
@@ -56,22 +57,17 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    pub fn open(
-        place: TensorDevice,
-        checkpoint: &Checkpoint,
-        allocators: Allocators,
-        settings: Settings,
-        make: MakeBackend<B>,
-    ) -> Result<Engine<B>> {
-        let backend = Arc::new(make(&settings)?);
+    pub fn open(place: TensorDevice, opening: &Opening, make: MakeBackend<B>) -> Result<Engine<B>> {
+        let Opening { checkpoint, allocators, settings } = opening;
+        let backend = Arc::new(make(settings)?);
         let (file, notes) = (checkpoint.file(), Mutex::new(backend.notes()));
         let ledger = Arc::new(Ledger::new(B::HOST_MEMORY));
         Ok(Engine {
             place,
-            auto: AutoPrecision::default().with(&settings, backend.precision()),
-            on: Arc::new(DeviceModel::new(backend, &file, settings)?),
+            auto: AutoPrecision::default().with(settings, backend.precision()),
+            on: Arc::new(DeviceModel::new(backend, &file, settings.clone())?),
             file,
-            allocators,
+            allocators: allocators.clone(),
             make,
             weights: [None, None],
             workspace: None,

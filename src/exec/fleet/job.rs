@@ -36,10 +36,10 @@ pub struct PlannedPart {
 impl FleetJob {
     /// `input`: the shape of the clip; `frames`: how many come out, if the host says.
     pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> FleetJob {
-        let clip_frames = range.map_or(input.frames, |range| range.clip_frames);
-        let first = range.map_or(0, |range| range.first);
+        let clip = ClipRange { clip_frames: input.frames, first: 0, count: None };
+        let ClipRange { clip_frames, first, count } = range.unwrap_or(clip);
         let all = || network.output_frames(clip_frames).saturating_sub(first);
-        let frames = frames.or(range.and_then(|range| range.count)).unwrap_or_else(all);
+        let frames = frames.or(count).unwrap_or_else(all);
         let whole = Part { clips: 0..input.batch, frames: first..first + frames };
         let mut job = FleetJob {
             network: Arc::clone(network),

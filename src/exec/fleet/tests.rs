@@ -10,7 +10,7 @@ use super::*;
 use crate::error::Error;
 use crate::exec::ledger::Sharing;
 use crate::exec::session::tests::{Tensors, rounding};
-use crate::exec::{Allocators, Limit, LogLevel, LogSink, Outputs, PlanKind, Progress, open_one};
+use crate::exec::{Allocators, Limit, LogLevel, LogSink, Opening, Outputs, PlanKind, Progress, open_one};
 use crate::ir::{DType, TensorDevice, View};
 use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::{Checkpoint, Direction};
@@ -97,7 +97,8 @@ fn fleet(after: u64, error: Error) -> (FleetSession, Arc<Runs>) {
 }
 
 fn member(checkpoint: &Checkpoint) -> Box<dyn DeviceSession> {
-    open_one(TensorDevice::Cpu, checkpoint, Allocators::default(), node::defaults()).unwrap()
+    let opening = Opening { checkpoint, allocators: Allocators::default(), settings: node::defaults() };
+    open_one(TensorDevice::Cpu, &opening).unwrap()
 }
 
 const LATENT: [u64; 5] = [1, 16, 33, 2, 2];

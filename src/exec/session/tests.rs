@@ -45,6 +45,10 @@ struct Ran {
     sites: Vec<WaitSite>,
 }
 
+fn opening(checkpoint: &Checkpoint, settings: Settings) -> Opening<'_> {
+    Opening { checkpoint, allocators: Allocators::default(), settings }
+}
+
 /// `limit`: of device memory; `None` for all of it.
 fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) -> Result<Ran> {
     let mut settings = node::defaults();
@@ -55,7 +59,7 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     let place = TensorDevice::Cuda(0);
     let make = Box::new(move |_: &Settings| HostGpu::new(seed, dropped));
     let checkpoint = Checkpoint::open(&golden(case.model))?;
-    let mut engine = Engine::open(place, &checkpoint, Allocators::default(), settings, make)?;
+    let mut engine = Engine::open(place, &opening(&checkpoint, settings), make)?;
     let count = |shape: [u64; 5]| shape.iter().product::<u64>() as usize;
     let mut input: Vec<f32> = (0..count(case.input)).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
     let mut output = vec![0.0_f32; count(case.output)];
@@ -141,7 +145,7 @@ pub(in crate::exec) fn rounding(path: &Path) -> Engine<HostGpu> {
     let make = Box::new(|settings: &Settings| {
         HostGpu::new(1, None).map(|gpu| gpu.rounding(settings.precision.unwrap_or(Precision::Fp16)))
     });
-    Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), node::defaults(), make).unwrap()
+    Engine::open(TensorDevice::Cuda(0), &opening(&checkpoint, node::defaults()), make).unwrap()
 }
 
 /// Tensors of a call, in f32.
@@ -306,7 +310,7 @@ fn latents_of_the_diffusion_model_are_raw_ones_scaled_and_packed() {
             let tiling = [Tiling { enabled, size: 40, overlap: 16 }; 2];
             let settings = Settings { latents, tiling, ..node::defaults() };
             let make = Box::new(|_: &Settings| HostGpu::new(4, None));
-            Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), settings, make).unwrap()
+            Engine::open(TensorDevice::Cuda(0), &opening(&checkpoint, settings), make).unwrap()
         };
         for tiled in [false, true] {
             let [mut of_raw, mut of_model] = [Latents::Raw, Latents::Model].map(|latents| open(latents, tiled));

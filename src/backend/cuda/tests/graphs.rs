@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
-use crate::exec::{self, Allocators, Call, Control, DeviceName, Extent, JobShape, OpenModel, Outputs, Pull};
+use crate::exec::{self, Allocators, Call, Control, DeviceName, Extent, JobShape, OpenModel, Opening, Outputs, Pull};
 use crate::ir::Shape;
 use crate::model::Checkpoint;
 use crate::model::Direction;
@@ -14,14 +14,9 @@ use crate::testing::golden;
 pub fn open(model: &str, keys: &[(&str, &str)]) -> OpenModel {
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(
-        &[DeviceName::Place(TensorDevice::Cuda(0))],
-        &Checkpoint::open(&golden(model)).unwrap(),
-        Allocators::default(),
-        settings,
-        &(),
-    )
-    .unwrap()
+    let (checkpoint, allocators) = (Checkpoint::open(&golden(model)).unwrap(), Allocators::default());
+    let opening = Opening { checkpoint: &checkpoint, allocators, settings };
+    exec::open(&[DeviceName::Place(TensorDevice::Cuda(0))], opening, &()).unwrap()
 }
 
 /// A clip of latents, and room for its frames.

@@ -12,12 +12,10 @@ use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{
-    Call, Control, FrameStream, JobShape, Ledger, OpenModel, Outputs, Progress, Pull, Session, Settings, Timelines,
-    Trim,
+    Allocators, Call, Control, FrameStream, JobShape, Ledger, OpenModel, Opening, Outputs, Progress, Pull, Session,
+    Settings, Timelines, Trim,
 };
 use crate::ir::{Rates, Shape, TensorDevice, View};
-use crate::model::checkpoint::CheckpointFile;
-use crate::model::families::seedvr2::Sizes;
 use crate::model::{Checkpoint, Direction, FrameRange};
 use crate::node;
 use crate::report::PlanReport;
@@ -32,12 +30,11 @@ struct Mock {
 
 impl Mock {
     fn open(alive: &Arc<AtomicU32>, log: vvae_log_fn, panics_in_drop: bool) -> *mut vvae {
-        let sizes = Sizes { channels: vec![8, 8, 8, 8], layers: 1, groups: 2, latent: 16, temporal_levels: 2 };
-        let model = Arc::new(sizes.model());
         alive.fetch_add(1, Ordering::SeqCst);
         let mock = Mock { ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
-        let file = CheckpointFile { model, ..Checkpoint::open(&golden("small")).unwrap().file() };
-        let opened = OpenModel::new(file, vec![TensorDevice::Cpu], Box::new(mock), node::defaults());
+        let checkpoint = &Checkpoint::open(&golden("small")).unwrap();
+        let opening = Opening { checkpoint, allocators: Allocators::default(), settings: node::defaults() };
+        let opened = OpenModel::new(opening, vec![TensorDevice::Cpu], Box::new(mock));
         table::insert(Handle::new(opened, ModelFacts::default(), Log { callback: log, user: null_mut() }))
     }
 }

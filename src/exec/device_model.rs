@@ -32,10 +32,12 @@ impl<D: DeviceFacts> DeviceModel<D> {
         let network = |direction: Direction| -> Result<Arc<Network>> {
             let mut network = Network::new(&file.model, direction)?.for_device(device.profile().paired_layers());
             network.geometry.packing = latents.packing;
-            Ok(Arc::new(with_caches(network, settings.cache)?))
+            let network = with_caches(network, settings.cache)?;
+            let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
+            device.check_layers(&layouts, &network.attention_channels())?;
+            Ok(Arc::new(network))
         };
         let networks = [network(Direction::Encode)?, network(Direction::Decode)?];
-        networks.iter().try_for_each(|network| check_kernels(&*device, network))?;
         Ok(DeviceModel { device, networks, latents, settings })
     }
 
@@ -77,9 +79,4 @@ fn with_caches(network: Network, cache: CacheFormat) -> Result<Network> {
         )),
         CacheFormat::U8 => Ok(network.with_u8_caches()),
     }
-}
-
-fn check_kernels<D: DeviceFacts>(device: &D, network: &Network) -> Result<()> {
-    let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
-    device.check_layers(&layouts, &network.attention_channels())
 }

@@ -259,12 +259,12 @@ pub fn open(devices: &[DeviceName], opening: Opening, log: &dyn LogSink) -> Resu
         [DeviceName::Auto] => vec![first_that_opens(&backend::auto_devices(), open, log)?],
         _ => places(devices)?.into_iter().map(open).collect::<Result<_>>()?,
     };
-    let (file, places) = (opening.checkpoint.file(), sessions.iter().map(|session| session.place()).collect());
+    let places = sessions.iter().map(|session| session.place()).collect();
     let session: Box<dyn Session> = match <[_; 1]>::try_from(sessions) {
         Ok([only]) => only,
-        Err(several) => Box::new(FleetSession::new(several, file.clone(), opening.settings.clone())?),
+        Err(several) => Box::new(FleetSession::new(several, &opening)?),
     };
-    Ok(OpenModel::new(file, places, session, opening.settings))
+    Ok(OpenModel::new(opening, places, session))
 }
 
 /// A session on the first of these devices that can be opened. Why the last one cannot is the error.

@@ -8,7 +8,7 @@ use super::device_model::DeviceModel;
 use super::ledger::Ledger;
 use super::search::Job;
 use super::settings::HOST_MARGIN;
-use super::{Call, Control, FrameStream, JobShape, Session, Settings, Timelines, Trim, check};
+use super::{Call, Control, FrameStream, JobShape, Opening, Session, Settings, Timelines, Trim, check};
 use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
 use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
@@ -27,14 +27,10 @@ pub struct OpenModel {
 }
 
 impl OpenModel {
-    /// `settings`: those of the session.
-    pub fn new(
-        file: CheckpointFile,
-        devices: Vec<TensorDevice>,
-        session: Box<dyn Session>,
-        settings: Settings,
-    ) -> OpenModel {
-        OpenModel { file, devices, session, settings, absent: None }
+    /// `session`: of these devices, opened with the same.
+    pub fn new(opening: Opening, devices: Vec<TensorDevice>, session: Box<dyn Session>) -> OpenModel {
+        let Opening { checkpoint, settings, .. } = opening;
+        OpenModel { file: checkpoint.file(), devices, session, settings, absent: None }
     }
 
     pub fn model(&self) -> &Arc<Model> {

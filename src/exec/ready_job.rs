@@ -11,7 +11,7 @@ use super::workspace::Workspace;
 use crate::backend::{Backend, DeviceSpan, HostStream, NonFinite};
 use crate::error::Result;
 use crate::ir::{Buffers, TensorDevice, View};
-use crate::model::{Direction, Network};
+use crate::model::Network;
 use crate::plan::Schedule;
 use crate::report::{PlanReport, TracedDevice, TracedOp};
 
@@ -34,10 +34,6 @@ impl<B: Backend> ReadyJob<B> {
         &self.schedule.spec().network
     }
 
-    pub fn direction(&self) -> Direction {
-        self.network().direction
-    }
-
     /// The host's stream, if the call may return before its work is done: all its tensors are on this job's device.
     pub fn stream_for(&self, into: &Outputs, input: Option<View>) -> Option<HostStream> {
         let on_device = |view: &View| view.device() == self.place && self.place != TensorDevice::Cpu;
@@ -51,7 +47,7 @@ impl<B: Backend> ReadyJob<B> {
     /// Ends a call. Returns the non-finite values that it met; `None` where work on the host's stream may still run.
     /// That work is waited for only if `precision=auto` may learn from it, or if such values are errors.
     pub fn finish(&mut self, stream: Option<HostStream>) -> Result<Option<NonFinite>> {
-        let waits = self.on.settings.on_nonfinite == OnNonFinite::Fail || self.auto.waits(self.direction());
+        let waits = self.on.settings.on_nonfinite == OnNonFinite::Fail || self.auto.waits(self.network().direction);
         let stream = stream.filter(|_| !waits);
         self.end(stream)?;
         Ok(stream.is_none().then(|| self.on.device.take_nonfinite(&mut self.workspace.memory)))

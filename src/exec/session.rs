@@ -1,4 +1,4 @@
-//! A model on a device: the [`Session`] behind a handle.
+//! A model on a device: the [`Session`] behind a handle with one device.
 
 mod ready;
 
@@ -86,25 +86,23 @@ impl<B: Backend> Engine<B> {
 
     /// Computes as these settings ask for, by what is known of fp16. A failure changes nothing.
     fn adopt(&mut self, settings: Settings, auto: AutoPrecision) -> Result<()> {
-        let before = &self.on.settings;
         let backend_of = |own: &Settings, auto: AutoPrecision| (own.threads, own.instructions, auto.of(own));
-        let changes_backend = backend_of(&settings, auto) != backend_of(before, self.auto);
-        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
-        let changes_rates = changes_backend || tuning_of(&settings) != tuning_of(before);
-        let changes_cache = settings.cache != before.cache;
+        let changes_backend = backend_of(&settings, auto) != backend_of(&self.on.settings, self.auto);
         let backend = if changes_backend {
             Arc::new((self.make)(&Settings { precision: auto.of(&settings), ..settings.clone() })?)
         } else {
             Arc::clone(&self.on.device)
         };
         let on = DeviceModel::new(backend, &self.file, settings)?;
-        if changes_rates {
+        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
+        if changes_backend || tuning_of(&on.settings) != tuning_of(&self.on.settings) {
             self.tuned = OnceCell::new();
         }
         if changes_backend {
             *self.notes.lock() = on.device.notes();
         }
-        if changes_backend || changes_cache || on.latents.packing != self.on.latents.packing {
+        let cache_of = |on: &DeviceModel<B>| (on.settings.cache, on.latents.packing);
+        if changes_backend || cache_of(&on) != cache_of(&self.on) {
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             *self.planned.lock() = None;
@@ -120,12 +118,8 @@ impl<B: Backend> Engine<B> {
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
     fn target<'a>(&'a self, cancel: &'a AtomicBool) -> Result<Target<'a>> {
-        Ok(self.on.target(self.profile(cancel)?, cancel))
-    }
-
-    fn profile(&self, cancel: &AtomicBool) -> Result<DeviceProfile> {
         if !self.on.settings.autotune {
-            return Ok(self.on.device.profile());
+            return Ok(self.on.target(self.on.device.profile(), cancel));
         }
         let path = self.on.settings.autotune_path.as_deref();
         let tuned = self.tuned.get_or_try_init(|| {
@@ -133,7 +127,7 @@ impl<B: Backend> Engine<B> {
             self.notes.lock().extend(notes);
             Ok(profile)
         })?;
-        Ok(*tuned)
+        Ok(self.on.target(*tuned, cancel))
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
@@ -152,17 +146,15 @@ impl<B: Backend> Engine<B> {
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
         };
-        let network = self.on.network(direction);
         let loading = Loading {
-            backend: &*self.on.device,
-            bytes: WeightBytes::new(network, offloaded, &self.target(control.cancel)?),
+            on: &self.on,
+            bytes: WeightBytes::new(self.on.network(direction), offloaded, &self.target(control.cancel)?),
             key,
             file: &self.file,
-            network,
             ledger: &self.ledger,
             cancel: control.cancel,
         };
-        let share = self.on.with_threads(|| loading.share())?;
+        let share = loading.share()?;
         if share.loaded.pageable {
             warn_not_pinned(control, share.held.host);
         }
@@ -173,7 +165,7 @@ impl<B: Backend> Engine<B> {
 
     /// What is kept for the next call: the workspace, and weights that no stream needs.
     fn idle(&self) -> impl Iterator<Item = &Held> {
-        let weights = self.weights.iter().flatten().filter(|share| share.is_idle());
+        let weights = self.weights.iter().flatten().filter(|share| Arc::strong_count(share) == 1);
         self.workspace.iter().map(|kept| &kept.held).chain(weights.map(|share| &share.held))
     }
 

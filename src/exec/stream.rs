@@ -112,7 +112,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let seen = known.unwrap_or_default();
         self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
         let pull = result?;
-        let direction = self.job.direction();
+        let direction = self.job.network().direction;
         if self.job.auto.is_overflow(self.seen) {
             (*written, self.check.broken) = (0, true);
             return Err(nonfinite::overflowed_stream(direction));

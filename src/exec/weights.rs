@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Allocators;
+use super::device_model::DeviceModel;
 use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Result, check_cancel};
@@ -82,13 +83,6 @@ pub struct SharedWeights<B: Backend> {
     pub held: Held,
 }
 
-impl<B: Backend> SharedWeights<B> {
-    /// Whether no stream needs them.
-    pub fn is_idle(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) == 1
-    }
-}
-
 /// Peak host memory of loading, weights included. 0 where a device holds them: loading then takes no more.
 pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     if B::HOST_MEMORY { weight_bytes(backend, network) + PartsInFlight::of(backend, network).bytes } else { 0 }
@@ -126,10 +120,9 @@ impl PartsInFlight {
 
 /// What it takes to load the weights of `key`.
 pub struct Loading<'a, B: Backend> {
-    pub backend: &'a B,
+    pub on: &'a DeviceModel<B>,
     pub key: WeightsKey,
     pub file: &'a CheckpointFile,
-    pub network: &'a Network,
     pub bytes: WeightBytes,
     pub ledger: &'a Arc<Ledger>,
     pub cancel: &'a AtomicBool,
@@ -151,7 +144,7 @@ impl<B: Backend> Loading<'_, B> {
         let loaded = match known {
             Some(known) => known,
             None => {
-                let loaded = Arc::new(self.load()?);
+                let loaded = Arc::new(self.on.with_threads(|| self.load())?);
                 *weights = Some(Arc::clone(&loaded) as _);
                 loaded
             }
@@ -161,7 +154,8 @@ impl<B: Backend> Loading<'_, B> {
     }
 
     fn load(&self) -> Result<Weights<B>> {
-        let Loading { backend, key, network, bytes, ledger, .. } = self;
+        let Loading { on, key, bytes, ledger, .. } = self;
+        let (backend, network) = (&*on.device, on.network(key.direction));
         let checkpoint = self.file.open()?;
         let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
         let mut host = match bytes.host {
@@ -175,7 +169,7 @@ impl<B: Backend> Loading<'_, B> {
             convs.push(backend.allocate_conv(&into.store, into.taken, &layer.layout)?);
             into.taken += backend.sizes().weight_bytes(&layer.layout);
         }
-        let in_flight = PartsInFlight::of(*backend, network);
+        let in_flight = PartsInFlight::of(backend, network);
         let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes, 0));
         self.write(&checkpoint, &convs, in_flight.count)?;
         drop(transient);
@@ -187,7 +181,7 @@ impl<B: Backend> Loading<'_, B> {
 
     /// Folds and packs the parts of all layers on all cores, at most `in_flight` at a time.
     fn write(&self, checkpoint: &Checkpoint, convs: &[B::Conv], in_flight: usize) -> Result<()> {
-        let Loading { backend, network, .. } = self;
+        let (backend, network) = (&*self.on.device, self.on.network(self.key.direction));
         // The error of f32 products is far below that of rounding to 16 bits.
         let product_type = match backend.precision() {
             Precision::Fp16 | Precision::Bf16 => ProductType::F32,

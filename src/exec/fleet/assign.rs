@@ -20,7 +20,7 @@ const WORTH_ANOTHER: f64 = 0.97;
 /// out.
 pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &AtomicBool) -> Result<()> {
     let cut = |frame: u64| job.cut_cost(frame);
-    let (direction, step) = (job.direction(), job.cut_step(members.len()));
+    let (direction, step) = (job.network.direction, job.cut_step(members.len()));
     let mut tries = 0;
     loop {
         let speeds: Vec<f64> = members.iter().map(|member| member.speed(direction)).collect();
@@ -112,7 +112,7 @@ fn plan(
 fn found_speeds(members: &[Member], job: &FleetJob) -> Vec<f64> {
     let speed = |member: &Member| {
         let cost: f64 = member.todo.iter().map(|planned| job.cost(&planned.part)).sum();
-        let seconds = member.expected_seconds(job.direction(), member.todo.iter());
+        let seconds = member.expected_seconds(job.network.direction, member.todo.iter());
         (seconds > 0.0).then_some(cost / seconds)
     };
     let known: Vec<Option<f64>> = members.iter().map(speed).collect();
@@ -130,7 +130,7 @@ pub fn report(members: &[Member], job: &FleetJob, mixed: bool) -> Result<PlanRep
     let device = |member: &Member| DeviceReport {
         device: member.session.place().to_string(),
         parts: member.parts().map(|planned| planned.part.clone()).collect(),
-        seconds: member.expected_seconds(job.direction(), member.parts()),
+        seconds: member.expected_seconds(job.network.direction, member.parts()),
         measured_seconds: member.seconds,
         device_bytes: member.most(|plan| plan.device_bytes),
         host_bytes: member.most(|plan| plan.host_bytes),
@@ -141,7 +141,7 @@ pub fn report(members: &[Member], job: &FleetJob, mixed: bool) -> Result<PlanRep
     let Some(first) = plans().next() else { return Err(Error::Internal("a job without parts".into())) };
     let sum = |bytes: fn(&PlanReport) -> u64| members.iter().map(|member| member.most(bytes)).sum::<u64>();
     let seconds = devices.iter().map(|device| device.seconds).fold(0.0, f64::max);
-    let useful: f64 = members.iter().map(|member| member.speed(job.direction())).sum::<f64>() * seconds;
+    let useful: f64 = members.iter().map(|member| member.speed(job.network.direction)).sum::<f64>() * seconds;
     Ok(PlanReport {
         range: job.frame_range(&job.whole),
         input: job.input_shape(),

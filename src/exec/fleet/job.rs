@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs};
 use crate::ir::{Shape, View};
-use crate::model::{Cone, Direction, FrameRange, Network};
+use crate::model::{Cone, FrameRange, Network};
 use crate::plan::cone_work;
 use crate::report::{Part, PlanReport};
 
@@ -51,10 +51,6 @@ impl FleetJob {
         let work = |frames| job.work(&(0..frames));
         job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
         job
-    }
-
-    pub fn direction(&self) -> Direction {
-        self.network.direction
     }
 
     /// What these frames of the clip depend on.
@@ -114,7 +110,7 @@ impl FleetJob {
     pub fn shape(&self, part: &Part) -> JobShape {
         let input = Shape { batch: part.clip_count(), ..self.clip };
         let extent = self.range(part).map_or(Extent::Clip, Extent::Range);
-        JobShape { direction: self.direction(), input, extent }
+        JobShape { direction: self.network.direction, input, extent }
     }
 
     /// The shape that the host passes in.
@@ -123,24 +119,24 @@ impl FleetJob {
         Shape { frames: inputs.end - inputs.start, ..self.clip }
     }
 
-    /// The input frames of a part, counted as in the host's tensor.
+    /// The input frames of a part.
     fn inputs(&self, part: &Part) -> Range<u64> {
-        if self.range(part).is_none() {
-            return 0..self.clip.frames;
+        match self.range(part) {
+            None => 0..self.clip.frames,
+            Some(_) => self.cone(&part.frames).inputs(self.clip.frames),
         }
-        let inputs = self.cone(&part.frames).inputs(self.clip.frames);
-        let first = self.cone(&self.whole.frames).first_input;
-        inputs.start - first..inputs.end - first
     }
 
     /// The call that a part of a whole call is.
     pub fn call(&self, part: &Part, whole: &Call) -> Call {
         let first = self.whole.frames.start;
         let frames = part.frames.start - first..part.frames.end - first;
+        // The host's tensor begins with the first input of all.
+        let (inputs, origin) = (self.inputs(part), self.inputs(&self.whole).start);
         let output = |view: View| view.clips(part.clips.clone()).frames(frames.clone());
         Call {
             range: self.range(part),
-            input: whole.input.clips(part.clips.clone()).frames(self.inputs(part)),
+            input: whole.input.clips(part.clips.clone()).frames(inputs.start - origin..inputs.end - origin),
             into: Outputs { output: output(whole.into.output), logvar: whole.into.logvar.map(output), ..whole.into },
             first_clip: part.clips.start,
             ..*whole

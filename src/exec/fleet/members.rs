@@ -13,7 +13,7 @@ use crate::exec::device_model::latent_maps;
 use crate::exec::ledger::{Ledger, Sharing};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Call, Control, DeviceSession, Outputs, Timelines};
+use crate::exec::{Call, Control, DeviceSession, Opening, Outputs, Timelines};
 use crate::ir::TensorDevice;
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::{Direction, Network};
@@ -42,7 +42,8 @@ fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -
 }
 
 impl Fleet {
-    pub fn new(mut sessions: Vec<Box<dyn DeviceSession>>, file: CheckpointFile, settings: Settings) -> Result<Fleet> {
+    pub fn new(mut sessions: Vec<Box<dyn DeviceSession>>, opening: &Opening) -> Result<Fleet> {
+        let (file, settings) = (opening.checkpoint.file(), opening.settings.clone());
         let of_devices: Vec<_> = sessions.iter().map(|session| (session.place(), session.ledger())).collect();
         let ledger = Arc::new(Ledger::sum(of_devices.iter().map(|(_, ledger)| Arc::clone(ledger)).collect()));
         for session in &mut sessions {
@@ -52,8 +53,8 @@ impl Fleet {
         }
         let [encode, decode] = Direction::ALL.map(|direction| Network::new(&file.model, direction).map(Arc::new));
         let members = sessions.into_iter().map(Member::new).collect();
-        let mut fleet = Fleet { members, file, networks: [encode?, decode?], settings: settings.clone(), ledger };
-        fleet.apply(&settings)?;
+        let mut fleet = Fleet { members, file, networks: [encode?, decode?], settings, ledger };
+        fleet.apply(&opening.settings)?;
         Ok(fleet)
     }
 

@@ -22,17 +22,16 @@ use self::members::{Fleet, refuse_stream};
 use super::check;
 use super::ledger::Ledger;
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Session, Timelines, Trim};
+use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Opening, Session, Timelines, Trim};
 use crate::error::Result;
-use crate::model::checkpoint::CheckpointFile;
 use crate::report::PlanReport;
 
 /// The session of a list of devices. Its streams share the fleet.
 pub struct FleetSession(Arc<Mutex<Fleet>>);
 
 impl FleetSession {
-    pub fn new(members: Vec<Box<dyn DeviceSession>>, file: CheckpointFile, settings: Settings) -> Result<FleetSession> {
-        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(members, file, settings)?))))
+    pub fn new(members: Vec<Box<dyn DeviceSession>>, opening: &Opening) -> Result<FleetSession> {
+        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(members, opening)?))))
     }
 }
 
@@ -60,12 +59,8 @@ impl Session for FleetSession {
         let mut fleet = self.0.lock();
         fleet.check(call.direction).call(call)?;
         refuse_stream(&call.into)?;
-        let job = FleetJob::new(
-            fleet.network(call.direction),
-            call.input.shape(),
-            call.range,
-            Some(call.into.output.shape().frames),
-        );
+        let (input, frames) = (call.input.shape(), call.into.output.shape().frames);
+        let job = FleetJob::new(fleet.network(call.direction), input, call.range, Some(frames));
         let had_left = fleet.has_left_fp16();
         let report = fleet.run(&job, call, control)?;
         // Parts in two precisions do not have the bits of one. The repetition begins with bf16 on all members.

@@ -40,7 +40,7 @@ pub struct Meter<'a, 'c> {
 impl<'a, 'c> Meter<'a, 'c> {
     pub fn new(control: &'a mut Control<'c>, job: &FleetJob) -> Meter<'a, 'c> {
         let total = job.whole.all_frames() * FRAME_PROGRESS;
-        Meter { watch: Watch::new(control, job.direction().name(), total), frames: 0.0, total }
+        Meter { watch: Watch::new(control, job.network.direction.name(), total), frames: 0.0, total }
     }
 
     /// Tells the host, but not of the end: the last frames may have to be copied to its tensors yet.
@@ -153,14 +153,14 @@ impl Worker<'_> {
             }
         }
         self.ended_well = true;
-        self.member.learn(self.work.job.direction(), before, seconds);
+        self.member.learn(self.work.job.network.direction, before, seconds);
         Ok(())
     }
 
     /// Seconds from the first operation on.
     fn run_part(&mut self, part: &Part) -> Result<f64> {
         let Worker { member, work: Work { job, call, cancel }, tell, .. } = self;
-        let (place, stage, frames) = (member.session.place(), job.direction().name(), part.all_frames() as f64);
+        let (place, stage, frames) = (member.session.place(), job.network.direction.name(), part.all_frames() as f64);
         let near = NearCall::new(job.call(part, call), place)?;
         let (mut begun, mut told) = (None, 0.0);
         let mut tell_done = |share: f64| {

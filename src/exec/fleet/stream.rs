@@ -115,7 +115,7 @@ fn round_frames(fleet: &Fleet, one: &FleetJob) -> Result<u64> {
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(one.clip.batch);
     let wanted = cuts as f64 * one.cut_cost(FAR) * (1.0 - CUT_SHARE) / CUT_SHARE;
-    let step = match one.direction() {
+    let step = match one.network.direction {
         Direction::Encode => 1,
         Direction::Decode => one.network.geometry.time,
     };

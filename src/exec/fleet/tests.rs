@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::*;
 use crate::error::Error;
 use crate::exec::ledger::Sharing;
-use crate::exec::session::tests::{Tensors, rounding};
-use crate::exec::{Allocators, Limit, LogLevel, LogSink, Opening, Outputs, PlanKind, Progress, open_one};
+use crate::exec::session::tests::{Tensors, opening, rounding};
+use crate::exec::{Limit, LogLevel, LogSink, Outputs, PlanKind, Progress, open_one};
 use crate::ir::{DType, TensorDevice, View};
 use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::{Checkpoint, Direction};
@@ -93,12 +93,11 @@ fn fleet(after: u64, error: Error) -> (FleetSession, Arc<Runs>) {
     let runs = Arc::new(Runs::default());
     let failing = Failing { inner: member(&checkpoint), after, error, runs: Arc::clone(&runs) };
     let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(failing), member(&checkpoint)];
-    (FleetSession::new(members, checkpoint.file(), node::defaults()).unwrap(), runs)
+    (FleetSession::new(members, &opening(&checkpoint, node::defaults())).unwrap(), runs)
 }
 
 fn member(checkpoint: &Checkpoint) -> Box<dyn DeviceSession> {
-    let opening = Opening { checkpoint, allocators: Allocators::default(), settings: node::defaults() };
-    open_one(TensorDevice::Cpu, &opening).unwrap()
+    open_one(TensorDevice::Cpu, &opening(checkpoint, node::defaults())).unwrap()
 }
 
 const LATENT: [u64; 5] = [1, 16, 33, 2, 2];
@@ -217,8 +216,8 @@ fn rounding_fleet(tensor: &str) -> RoundingFleet {
     let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(rounding(&file.0)), Box::new(second)];
     // So little that a stream has several rounds.
     let settings = Settings { host_memory_limit: Limit::Bytes(200 << 10), ..node::defaults() };
-    let checkpoint = Checkpoint::open(&file.0).unwrap().file();
-    let session = FleetSession::new(members, checkpoint, settings).unwrap();
+    let checkpoint = Checkpoint::open(&file.0).unwrap();
+    let session = FleetSession::new(members, &opening(&checkpoint, settings)).unwrap();
     RoundingFleet { session, runs, _file: file }
 }
 

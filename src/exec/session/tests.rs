@@ -45,7 +45,7 @@ struct Ran {
     sites: Vec<WaitSite>,
 }
 
-fn opening(checkpoint: &Checkpoint, settings: Settings) -> Opening<'_> {
+pub(in crate::exec) fn opening(checkpoint: &Checkpoint, settings: Settings) -> Opening<'_> {
     Opening { checkpoint, allocators: Allocators::default(), settings }
 }
 

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};
 use crate::exec::{Allocators, Extent, Limit, LogLevel, LogSink, Outputs, Pull};
 use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};
+use crate::model::Checkpoint;
 use crate::node;
 use crate::testing::{golden, overflowing};
 

@@ -14,7 +14,7 @@ use common::weights::random_weights;
 use common::{Random, devices};
 use video_vae::internals::error::Error;
 use video_vae::internals::exec::{
-    self, Allocators, Call, ClipRange, Control, DeviceName, Extent, JobShape, Outputs, Pull, Session,
+    self, Allocators, Call, ClipRange, Control, DeviceName, Extent, JobShape, OpenModel, Opening, Outputs, Pull,
 };
 use video_vae::internals::ir::{DType, Shape, TensorDevice, View};
 use video_vae::internals::model::graph::NodeOp;
@@ -70,7 +70,7 @@ impl Job<'_> {
         Job { model, direction, input, output }
     }
 
-    fn run(&mut self, session: &mut dyn Session, range: Option<ClipRange>) -> Result<Memory, Error> {
+    fn run(&mut self, opened: &mut OpenModel, range: Option<ClipRange>) -> Result<Memory, Error> {
         let (mut input, mut shape) = (self.input.frames(0, self.input.shape.frames), self.output);
         if let Some(range) = range {
             let needed = exec::range_inputs(self.model, self.direction, range)?;
@@ -83,21 +83,19 @@ impl Job<'_> {
             direction: self.direction,
             range,
             input: from,
-            output: to,
-            logvar: None,
-            stream: None,
+            into: Outputs { output: to, logvar: None, stream: None },
             first_clip: 0,
         };
-        session.run(&call, &mut Control::new(&AtomicBool::new(false)))?;
+        opened.run(&call, &mut Control::new(&AtomicBool::new(false)))?;
         Ok(output)
     }
 
     /// Pushed a frame at a time.
-    fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
+    fn stream(&mut self, opened: &mut OpenModel) -> Vec<f32> {
         let cancel = AtomicBool::new(false);
         let extent = Extent::Stream { first: 0 };
         let start = JobShape { direction: self.direction, input: self.input.shape, extent };
-        let mut stream = session.open_stream(&start, &Control::new(&cancel)).unwrap();
+        let mut stream = opened.open_stream(&start, &Control::new(&cancel)).unwrap();
         let (mut pushed, mut pulled) = (0, Vec::new());
         loop {
             if pushed < self.input.shape.frames {
@@ -135,23 +133,24 @@ fn interleaved(frames: &[Vec<f32>], channels: usize) -> Vec<f32> {
     (0..channels).flat_map(channel).copied().collect()
 }
 
-/// A session, unless the device has no kernel for a layer: then the error says so.
-fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<Box<dyn Session>> {
+/// The model, unless the device has no kernel for a layer: then the error says so.
+fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<OpenModel> {
     let place = match device.strip_prefix("cuda:") {
         None => TensorDevice::Cpu,
         Some(index) => TensorDevice::Cuda(index.parse().unwrap()),
     };
     let checkpoint = Checkpoint::open_as(path, Arc::clone(model)).unwrap();
-    match exec::open(&[DeviceName::Place(place)], &checkpoint, Allocators::default(), node::defaults(), &()) {
+    let (allocators, settings) = (Allocators::default(), node::defaults());
+    match exec::open(&[DeviceName::Place(place)], Opening { checkpoint: &checkpoint, allocators, settings }, &()) {
         Err(Error::Device(why)) if place != TensorDevice::Cpu && why.contains("no kernel on the GPU does") => None,
         opened => Some(opened.unwrap()),
     }
 }
 
-fn configure(session: &mut dyn Session, keys: &[(&str, &str)]) {
-    let mut settings = session.settings();
+fn configure(opened: &mut OpenModel, keys: &[(&str, &str)]) {
+    let mut settings = opened.settings().clone();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    session.configure(settings).unwrap();
+    opened.configure(settings).unwrap();
 }
 
 fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
@@ -169,7 +168,7 @@ fn random_graphs_match_the_oracle_and_keep_their_bits() {
             let model = Arc::new(random_model(1000 + seed, width));
             let weights = random_weights(&model, seed);
             let path = folder.file(&format!("{seed}.safetensors"), &to_bytes(&weights, 1));
-            let Some(mut session) = open(&device, &path, &model) else { continue };
+            let Some(mut opened) = open(&device, &path, &model) else { continue };
             tried += 1;
             let is_shortcut = |op: &NodeOp| matches!(op, NodeOp::FoldMean(_) | NodeOp::RepeatUnfold(_));
             let nodes = model.encoder.nodes().iter().chain(model.decoder.nodes());
@@ -177,10 +176,10 @@ fn random_graphs_match_the_oracle_and_keep_their_bits() {
             for direction in Direction::ALL {
                 let what = format!("{device}, seed {seed}, {}", direction.name());
                 let mut job = Job::new(&model, direction, 1 + seed % 5, seed);
-                let whole = job.run(&mut *session, None).unwrap();
+                let whole = job.run(&mut opened, None).unwrap();
                 let error = relative_error(&whole.values, &job.oracle(&weights));
                 assert!(error <= most, "{what}: relative error {error:.1e}");
-                check_bits(&what, &mut job, &mut *session, &whole);
+                check_bits(&what, &mut job, &mut opened, &whole);
             }
         }
         assert!(tried >= MODELS / 4, "{device} computes {tried} of {MODELS} models");
@@ -189,30 +188,30 @@ fn random_graphs_match_the_oracle_and_keep_their_bits() {
 }
 
 /// However the work is cut, the bits are those of the whole.
-fn check_bits(what: &str, job: &mut Job, session: &mut dyn Session, whole: &Memory) {
+fn check_bits(what: &str, job: &mut Job, opened: &mut OpenModel, whole: &Memory) {
     for (slice, chunk) in [("1", "1"), ("2", "3")] {
-        configure(session, &[("slice_frames", slice), ("chunk_frames", chunk)]);
-        assert!(job.run(session, None).unwrap().values == whole.values, "{what}, {slice} {chunk}");
+        configure(opened, &[("slice_frames", slice), ("chunk_frames", chunk)]);
+        assert!(job.run(opened, None).unwrap().values == whole.values, "{what}, {slice} {chunk}");
     }
-    configure(session, &[("slice_frames", "auto"), ("chunk_frames", "auto"), ("tiles", "never")]);
-    assert!(job.stream(session) == whole.values, "{what}, streamed");
+    configure(opened, &[("slice_frames", "auto"), ("chunk_frames", "auto"), ("tiles", "never")]);
+    assert!(job.stream(opened) == whole.values, "{what}, streamed");
     let frames = job.output.frames;
     for (first, count) in [(frames / 2, 1), (frames / 3, frames - frames / 3)] {
         let range = ClipRange { clip_frames: job.input.shape.frames, first, count: Some(count) };
-        let part = job.run(session, Some(range)).unwrap();
+        let part = job.run(opened, Some(range)).unwrap();
         assert!(part.values == whole.frames(first, count).values, "{what}, frames {first} to {}", first + count);
     }
     let shape = JobShape { direction: job.direction, input: job.input.shape, extent: Extent::Clip };
-    let free = session.plan(&shape, None, &AtomicBool::new(false)).unwrap().device_bytes;
+    let free = opened.plan(&shape, None, &AtomicBool::new(false)).unwrap().device_bytes;
     for percent in [90, 70, 50] {
-        configure(session, &[("memory_limit", &(free * percent / 100).to_string())]);
-        match session.plan(&shape, None, &AtomicBool::new(false)) {
+        configure(opened, &[("memory_limit", &(free * percent / 100).to_string())]);
+        match opened.plan(&shape, None, &AtomicBool::new(false)) {
             Ok(plan) => {
                 assert!(plan.device_bytes <= free * percent / 100 && plan.exact, "{what}: {plan}");
-                assert!(job.run(session, None).unwrap().values == whole.values, "{what}, {percent} %: {plan}");
+                assert!(job.run(opened, None).unwrap().values == whole.values, "{what}, {percent} %: {plan}");
             }
             Err(why) => assert!(matches!(why, Error::Memory(_)), "{what}: {why}"),
         }
     }
-    configure(session, &[("memory_limit", "auto")]);
+    configure(opened, &[("memory_limit", "auto")]);
 }

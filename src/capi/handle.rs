@@ -12,7 +12,7 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trim};
+use crate::exec::{self, Allocators, DeviceName, Opening, Trim};
 use crate::ir::TensorDevice;
 use crate::model::Checkpoint;
 use crate::node;
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         // SAFETY: as above.
         let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
         let log = Log { callback: info.log, user: info.log_user };
-        let (session, facts) = parse_devices(device)
+        let (opened, facts) = parse_devices(device)
             .and_then(|devices| {
                 let checkpoint = Checkpoint::open_watched(Path::new(weights), &mut |done, total| {
                     // SAFETY: the host vouches for its callback and user pointer.
@@ -46,12 +46,14 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
                         .is_some_and(|tell| unsafe { tell(info.progress_user, done, total, c"check".as_ptr()) } != 0)
                 })?;
                 let facts = ModelFacts::of(&checkpoint)?;
-                Ok((exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults(), &log)?, facts))
+                let (allocators, settings) = (allocators(&info)?, node::defaults());
+                let opening = Opening { checkpoint: &checkpoint, allocators, settings };
+                Ok((exec::open(&devices, opening, &log)?, facts))
             })
             .inspect_err(|error| log.failure(error))?;
-        log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));
+        log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", opened.model().sizes));
         // SAFETY: as above.
-        unsafe { out.write_unaligned(table::insert(Handle::new(session, facts, log))) };
+        unsafe { out.write_unaligned(table::insert(Handle::new(opened, facts, log))) };
         creation.succeed();
         Ok(VVAE_OK)
     })
@@ -64,13 +66,13 @@ pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value:
     guard::exclusive(v, |handle, open| {
         // SAFETY: the host vouches for NUL-terminated texts.
         let (key, value) = unsafe { (text::read("key", key)?, text::read("value", value)?) };
-        let mut settings = open.session.settings();
+        let mut settings = open.model.settings().clone();
         let before = settings.trace.clone();
         node::configure(&mut settings, key, value)?;
         let trace = settings.trace.clone();
         trace.as_ref().map_or(Ok(()), Trace::open)?;
-        open.session.configure(settings)?;
-        *handle.latent_format.lock() = open.session.settings().latent_format;
+        open.model.configure(settings)?;
+        *handle.latent_format.lock() = open.model.settings().latent_format;
         before.filter(|before| trace.as_ref() != Some(before)).map_or(Ok(()), |before| before.finish())?;
         Ok(VVAE_OK)
     })
@@ -226,7 +228,7 @@ pub unsafe extern "C" fn vvae_trim(v: *mut vvae, what: u32) -> i32 {
             )));
         }
         let has = |flag| what & flag != 0;
-        open.session.trim(Trim { workspace: has(VVAE_TRIM_WORKSPACE), weights: has(VVAE_TRIM_WEIGHTS) });
+        open.model.trim(Trim { workspace: has(VVAE_TRIM_WORKSPACE), weights: has(VVAE_TRIM_WEIGHTS) });
         Ok(VVAE_OK)
     })
 }

@@ -10,7 +10,7 @@ use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, Control, Extent, JobShape, Progress};
+use crate::exec::{Call, ClipRange, Control, Extent, JobShape, Outputs, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn vvae_plan_timeline(
         check_place("length", length, "the number")?;
         let job = JobShape { direction, input, extent: clip_or_stream(input) };
         let mut devices = Vec::new();
-        open.session.plan(&job, Some(&mut devices), handle.cancel_flag())?;
+        open.model.plan(&job, Some(&mut devices), handle.cancel_flag())?;
         let json = serde_json::json!({ "devices": devices }).to_string();
         // SAFETY: the host vouches for a buffer of this capacity, and for the number.
         unsafe { length.write_unaligned(text::write(&json, text, capacity)) };
@@ -179,7 +179,7 @@ pub(super) unsafe fn plan_call(
             Some(range) => Extent::Range(range(input.frames)?),
             None => clip_or_stream(input),
         };
-        let plan = open.session.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
+        let plan = open.model.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
         unsafe { write_plan(&plan, out, text, capacity) }
@@ -203,11 +203,10 @@ pub(super) unsafe fn run_call(
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { CallArgs::read(run) }?;
-        let (logvar, stream) = (run.logvar, run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
-        let call = Call { direction, range, input: from, output: to, logvar, stream, first_clip: 0 };
+        let call = Call { direction, range, input: from, into: run.outputs(to), first_clip: 0 };
         let started = Instant::now();
-        let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
+        let plan = run.with_control(handle, |control| open.model.run(&call, control))?;
         handle.finished(plan, started.elapsed().as_secs_f64());
         Ok(VVAE_OK)
     })
@@ -243,7 +242,7 @@ pub(super) unsafe fn node_and_shape(
 /// A checked `vvae_run_info`.
 pub(super) struct CallArgs {
     info: vvae_run_info,
-    pub logvar: Option<View>,
+    logvar: Option<View>,
 }
 
 impl CallArgs {
@@ -271,9 +270,10 @@ impl CallArgs {
         Ok(CallArgs { info, logvar })
     }
 
-    /// The host's CUDA stream, if it gave one.
-    pub fn stream(&self) -> Option<HostStream> {
-        (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream))
+    /// Where a call or a pull writes, beside `output` and on the host's CUDA stream, if it gave one.
+    pub fn outputs(&self, output: View) -> Outputs {
+        let stream = (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream));
+        Outputs { output, logvar: self.logvar, stream }
     }
 
     /// Runs `body` with the host's progress callback, cancel and log.

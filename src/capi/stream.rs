@@ -9,7 +9,7 @@ use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
-use crate::exec::{Extent, JobShape, Outputs, Pull};
+use crate::exec::{Extent, JobShape, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -73,7 +73,7 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
         // SAFETY: the caller's promise.
         let (direction, input) = unsafe { node_and_shape(node, shape, true) }?;
         let job = JobShape { direction, input, extent: Extent::Stream { first: unsigned("first", first)? } };
-        let stream = open.session.open_stream(&job, &handle.control())?;
+        let stream = open.model.open_stream(&job, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, stream);
         // SAFETY: as above.
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its run info.
         let run = unsafe { CallArgs::read(run) }?;
         let mut count = 0;
-        let into = Outputs { output: out, logvar: run.logvar, stream: run.stream() };
+        let into = run.outputs(out);
         let started = Instant::now();
         let pulled = run.with_control(handle, |control| stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.

@@ -13,7 +13,7 @@ use super::facts::ModelFacts;
 use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
-use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
+use crate::exec::{Control, FrameStream, Ledger, OpenModel};
 use crate::ir::TensorDevice;
 use crate::model::Model;
 use crate::report::PlanReport;
@@ -59,21 +59,21 @@ pub(super) struct FinishedRun {
 }
 
 pub(super) struct Open {
-    pub session: Box<dyn Session>,
+    pub model: OpenModel,
     pub streams: BTreeMap<usize, Box<dyn FrameStream>>,
 }
 
 impl Handle {
-    pub fn new(session: Box<dyn Session>, facts: ModelFacts, log: Log) -> Handle {
+    pub fn new(model: OpenModel, facts: ModelFacts, log: Log) -> Handle {
         Handle {
-            model: Arc::clone(session.model()),
+            model: Arc::clone(model.model()),
             facts,
-            latent_format: Mutex::new(session.settings().latent_format),
-            devices: session.devices(),
-            ledger: session.ledger(),
+            latent_format: Mutex::new(model.settings().latent_format),
+            devices: model.devices.clone(),
+            ledger: model.ledger(),
             log,
             streams: AtomicU32::new(0),
-            open: Mutex::new(Some(Open { session, streams: BTreeMap::new() })),
+            open: Mutex::new(Some(Open { model, streams: BTreeMap::new() })),
             broken: AtomicBool::new(false),
             cancel: CancelSlot::claim(),
             starting: Mutex::default(),
@@ -138,8 +138,7 @@ impl Handle {
 
     /// For the running call.
     pub fn control(&self) -> Control<'_> {
-        let log = self.log.callback.is_some().then_some(&self.log as &dyn LogSink);
-        Control { log, ..Control::new(self.cancel.requested()) }
+        Control { log: &self.log, ..Control::new(self.cancel.requested()) }
     }
 
     pub fn check_intact(&self) -> Result<()> {

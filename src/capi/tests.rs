@@ -12,18 +12,17 @@ use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{
-    Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Timelines, Trim,
+    Allocators, Call, Control, FrameStream, JobShape, Ledger, OpenModel, Opening, Outputs, Progress, Pull, Session,
+    Settings, Timelines, Trim,
 };
 use crate::ir::{Rates, Shape, TensorDevice, View};
-use crate::model::families::seedvr2::Sizes;
-use crate::model::{Direction, FrameRange, Model};
+use crate::model::{Checkpoint, Direction, FrameRange};
 use crate::node;
 use crate::report::PlanReport;
+use crate::testing::golden;
 
 /// Panics where a test wants it; counts sessions and streams that are alive.
 struct Mock {
-    model: Arc<Model>,
-    settings: Settings,
     ledger: Arc<Ledger>,
     alive: Arc<AtomicU32>,
     panics_in_drop: bool,
@@ -31,12 +30,12 @@ struct Mock {
 
 impl Mock {
     fn open(alive: &Arc<AtomicU32>, log: vvae_log_fn, panics_in_drop: bool) -> *mut vvae {
-        let sizes = Sizes { channels: vec![8, 8, 8, 8], layers: 1, groups: 2, latent: 16, temporal_levels: 2 };
-        let model = Arc::new(sizes.model());
         alive.fetch_add(1, Ordering::SeqCst);
-        let mock =
-            Mock { model, settings: node::defaults(), ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
-        table::insert(Handle::new(Box::new(mock), ModelFacts::default(), Log { callback: log, user: null_mut() }))
+        let mock = Mock { ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
+        let checkpoint = &Checkpoint::open(&golden("small")).unwrap();
+        let opening = Opening { checkpoint, allocators: Allocators::default(), settings: node::defaults() };
+        let opened = OpenModel::new(opening, vec![TensorDevice::Cpu], Box::new(mock));
+        table::insert(Handle::new(opened, ModelFacts::default(), Log { callback: log, user: null_mut() }))
     }
 }
 
@@ -48,17 +47,7 @@ impl Drop for Mock {
 }
 
 impl Session for Mock {
-    fn model(&self) -> &Arc<Model> {
-        &self.model
-    }
-    fn devices(&self) -> Vec<TensorDevice> {
-        vec![TensorDevice::Cpu]
-    }
-    fn settings(&self) -> Settings {
-        self.settings.clone()
-    }
-    fn configure(&mut self, settings: Settings) -> Result<()> {
-        self.settings = settings;
+    fn configure(&mut self, _: Settings) -> Result<()> {
         Ok(())
     }
     fn plan(&self, _: &JobShape, timelines: Timelines, _: &AtomicBool) -> Result<PlanReport> {

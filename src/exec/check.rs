@@ -15,11 +15,6 @@ pub fn ends(direction: Direction) -> (TensorKind, TensorKind) {
     }
 }
 
-/// What the errors call the input.
-pub fn input_name(direction: Direction) -> &'static str {
-    ends(direction).0.name()
-}
-
 fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Tensor(why))
 }
@@ -29,7 +24,7 @@ const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
 /// Checks the shape of an input on its own. The frames of a stream do not count.
 fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
-    let (name, dims, geometry) = (input_name(network.direction), shape.dims(), &network.geometry);
+    let (name, dims, geometry) = (ends(network.direction).0.name(), shape.dims(), &network.geometry);
     let (channels, fits, scale) = match network.direction {
         Direction::Encode => (geometry.pixel_channels, network.is_video(shape.channels), 1),
         Direction::Decode => {
@@ -91,7 +86,7 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
 
 /// Checks a job that is to be planned. Returns what its output depends on.
 pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
-    input_shape(network, job.input, job.is_stream())?;
+    input_shape(network, job.input, matches!(job.extent, Extent::Stream { .. }))?;
     match job.extent {
         Extent::Clip => Ok(Cone::new(network, FrameRange::WHOLE)),
         Extent::Range(asked) => range(network, asked),
@@ -175,11 +170,11 @@ impl TensorCheck {
     pub fn call(&self, call: &Call) -> Result<Cone> {
         let (shape, is_whole) = (call.input.shape(), call.range.is_none());
         self.input(&call.input)?;
-        self.outputs(shape, &call.output, call.logvar.as_ref(), is_whole)?;
+        self.outputs(shape, &call.into, is_whole)?;
         // After the shapes: a wrong shape reaches into memory that the tensor does not have.
         let (from, to) = ends(self.network.direction);
-        disjoint((to.name(), &call.output), (from.name(), &call.input))?;
-        call.logvar.map_or(Ok(()), |view| disjoint(("logvar", &view), (from.name(), &call.input)))?;
+        disjoint((to.name(), &call.into.output), (from.name(), &call.input))?;
+        call.into.logvar.map_or(Ok(()), |view| disjoint(("logvar", &view), (from.name(), &call.input)))?;
         let Some(asked) = call.range else { return Ok(Cone::new(&self.network, FrameRange::WHOLE)) };
         let cone = range(&self.network, asked)?;
         let inputs = cone.inputs(asked.clip_frames);
@@ -196,10 +191,10 @@ impl TensorCheck {
     }
 
     /// Checks outputs against the shape of what goes in. Unless the clip `is_whole`, any number of frames is fine.
-    fn outputs(&self, input: Shape, view: &View, logvar: Option<&View>, is_whole: bool) -> Result<()> {
-        let name = ends(self.network.direction).1.name();
+    fn outputs(&self, input: Shape, into: &Outputs, is_whole: bool) -> Result<()> {
+        let (name, view) = (ends(self.network.direction).1.name(), &into.output);
         self.output(name, input, view, is_whole)?;
-        let Some(logvar) = logvar else { return Ok(()) };
+        let Some(logvar) = &into.logvar else { return Ok(()) };
         if self.network.direction == Direction::Decode {
             return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
         }
@@ -237,9 +232,8 @@ pub struct StreamCheck {
 }
 
 impl StreamCheck {
-    pub fn new(network: Arc<Network>, input: Shape, places: Vec<TensorDevice>) -> StreamCheck {
-        let (tensors, frame) = (TensorCheck { network, places }, Shape { frames: 1, ..input });
-        StreamCheck { tensors, frame, ended: false, broken: false }
+    pub fn new(tensors: TensorCheck, input: Shape) -> StreamCheck {
+        StreamCheck { tensors, frame: Shape { frames: 1, ..input }, ended: false, broken: false }
     }
 
     pub fn intact(&self) -> Result<()> {
@@ -258,13 +252,13 @@ impl StreamCheck {
         }
         self.tensors.input(view)?;
         let (pushed, opened) = (view.shape().dims(), self.frame.dims());
-        let name = input_name(self.tensors.network.direction);
+        let name = ends(self.tensors.network.direction).0.name();
         [0, 1, 3, 4].into_iter().try_for_each(|axis| length(name, axis, pushed[axis], opened[axis], 1))
     }
 
     /// Checks where a pull writes.
     pub fn pull(&self, into: &Outputs) -> Result<()> {
-        self.tensors.outputs(self.frame, &into.output, into.logvar.as_ref(), false)
+        self.tensors.outputs(self.frame, into, false)
     }
 }
 
@@ -283,7 +277,7 @@ mod tests {
     /// Checks a tensor that a whole input of this shape is to become.
     fn check(direction: Direction, input: Shape, into: &View) -> Result<()> {
         let check = TensorCheck { network: Arc::new(network(direction)), places: vec![TensorDevice::Cpu] };
-        check.outputs(input, into, None, true)
+        check.outputs(input, &Outputs { output: *into, logvar: None, stream: None }, true)
     }
 
     fn view(shape: [u64; 5], dtype: DType) -> View {

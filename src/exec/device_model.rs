@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::search;
 use super::settings::{Latents, Settings};
 use crate::backend::DeviceFacts;
 use crate::error::{Error, Result};
@@ -11,31 +10,35 @@ use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Norm};
 use crate::model::checkpoint::CheckpointFile;
 use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
-use crate::plan::{Plan, Request, Target};
-use crate::{reserve, thread_pool};
+use crate::plan::Target;
+use crate::thread_pool;
 
 pub struct DeviceModel<D> {
     pub device: Arc<D>,
     /// By direction, in the form that the device computes.
     networks: [Arc<Network>; 2],
-    pub latents: Arc<LatentMaps>,
+    pub latents: LatentMaps,
+    /// As the host has them.
+    pub settings: Settings,
 }
 
 impl<D: DeviceFacts> DeviceModel<D> {
     /// Fails if the device has no kernels for what the checkpoint or the settings ask for.
-    pub fn new(device: Arc<D>, file: &CheckpointFile, settings: &Settings) -> Result<DeviceModel<D>> {
-        let latents = Arc::new(latent_maps(settings, file)?);
+    pub fn new(device: Arc<D>, file: &CheckpointFile, settings: Settings) -> Result<DeviceModel<D>> {
+        let latents = latent_maps(&settings, file)?;
         if settings.cache == CacheFormat::U8 && device.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
             return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
         }
         let network = |direction: Direction| -> Result<Arc<Network>> {
             let mut network = Network::new(&file.model, direction)?.for_device(device.profile().paired_layers());
             network.geometry.packing = latents.packing;
-            Ok(Arc::new(with_caches(network, settings.cache)?))
+            let network = with_caches(network, settings.cache)?;
+            let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
+            device.check_layers(&layouts, &network.attention_channels())?;
+            Ok(Arc::new(network))
         };
         let networks = [network(Direction::Encode)?, network(Direction::Decode)?];
-        networks.iter().try_for_each(|network| check_kernels(&*device, network))?;
-        Ok(DeviceModel { device, networks, latents })
+        Ok(DeviceModel { device, networks, latents, settings })
     }
 
     pub fn network(&self, direction: Direction) -> &Arc<Network> {
@@ -49,24 +52,19 @@ impl<D: DeviceFacts> DeviceModel<D> {
 
     /// Runs `work` on the device's own threads, if it computes with some; else on at most as many as the settings
     /// allow.
-    pub fn with_threads<R>(&self, settings: &Settings, work: impl FnOnce() -> R) -> R {
-        thread_pool::with_threads(self.device.pool(), settings.threads, work)
+    pub fn with_threads<R>(&self, work: impl FnOnce() -> R) -> R {
+        thread_pool::with_threads(self.device.pool(), self.settings.threads, work)
     }
 
     /// The device, as the planner sees it. Rates that the host gives replace those of `profile`.
-    pub fn target<'a>(&'a self, mut profile: DeviceProfile, settings: &Settings, cancel: &'a AtomicBool) -> Target<'a> {
-        profile.rates = settings.rates.or(profile.rates);
+    pub fn target<'a>(&'a self, mut profile: DeviceProfile, cancel: &'a AtomicBool) -> Target<'a> {
+        profile.rates = self.settings.rates.or(profile.rates);
         Target::new(profile, self.device.sizes(), self.networks[0].norm.groups()).with_cancel(cancel)
-    }
-
-    pub fn plan(&self, request: &Request, settings: &Settings, target: &Target, cancel: &AtomicBool) -> Result<Plan> {
-        reserve::check()?;
-        self.with_threads(settings, || search::search(request, settings, target, cancel))
     }
 }
 
 /// The latents that the settings ask for.
-fn latent_maps(settings: &Settings, file: &CheckpointFile) -> Result<LatentMaps> {
+pub fn latent_maps(settings: &Settings, file: &CheckpointFile) -> Result<LatentMaps> {
     match settings.latents {
         Latents::Raw => Ok(LatentMaps::raw(f64::from(settings.scaling_factor))),
         Latents::Model => LatentMaps::of_model(file, settings.latent_format),
@@ -81,9 +79,4 @@ fn with_caches(network: Network, cache: CacheFormat) -> Result<Network> {
         )),
         CacheFormat::U8 => Ok(network.with_u8_caches()),
     }
-}
-
-fn check_kernels<D: DeviceFacts>(device: &D, network: &Network) -> Result<()> {
-    let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
-    device.check_layers(&layouts, &network.attention_channels())
 }

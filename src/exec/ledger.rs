@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::MemoryUse;
-use super::search::HOST_MARGIN;
-use super::settings::Limit;
+use super::settings::{HOST_MARGIN, Limit};
 
 /// Bytes of device memory held by one session and its streams.
 #[derive(Debug, Default)]
@@ -13,8 +12,10 @@ pub struct Ledger {
     now: AtomicU64,
     peak: AtomicU64,
     idle: AtomicU64,
-    /// Pinned host memory beside it; `None` where the device's memory is the host's.
-    pinned: Option<Arc<Ledger>>,
+    /// Whether the device's memory is the host's.
+    is_host: bool,
+    /// Pinned host memory beside it, if it is not.
+    pinned: AtomicU64,
     /// Of the devices that this one sums up.
     members: Vec<Arc<Ledger>>,
 }
@@ -23,12 +24,14 @@ pub struct Ledger {
 #[derive(Debug)]
 pub struct Held {
     ledger: Arc<Ledger>,
-    bytes: u64,
+    pub device: u64,
+    /// Pinned host memory.
+    pub host: u64,
 }
 
 impl Ledger {
-    pub fn new(host_memory: bool) -> Ledger {
-        Ledger { pinned: (!host_memory).then(Arc::default), ..Ledger::default() }
+    pub fn new(is_host: bool) -> Ledger {
+        Ledger { is_host, ..Ledger::default() }
     }
 
     /// What these hold, and what is held of it itself.
@@ -43,18 +46,16 @@ impl Ledger {
 
     /// Pinned host memory held now.
     pub fn pinned(&self) -> u64 {
-        self.pinned.as_ref().map_or(0, |pinned| pinned.now.load(Relaxed))
+        self.pinned.load(Relaxed)
     }
 
-    /// Counts pinned host memory.
-    pub fn hold_pinned(self: &Arc<Ledger>, bytes: u64) -> Held {
-        self.pinned.as_ref().unwrap_or(self).hold(bytes)
-    }
-
-    pub fn hold(self: &Arc<Ledger>, bytes: u64) -> Held {
-        let now = self.now.fetch_add(bytes, Relaxed) + bytes;
+    /// Counts bytes of the device, and of pinned host memory.
+    pub fn hold(self: &Arc<Ledger>, device: u64, host: u64) -> Held {
+        let (device, host) = if self.is_host { (device + host, 0) } else { (device, host) };
+        let now = self.now.fetch_add(device, Relaxed) + device;
         self.peak.fetch_max(now, Relaxed);
-        Held { ledger: Arc::clone(self), bytes }
+        self.pinned.fetch_add(host, Relaxed);
+        Held { ledger: Arc::clone(self), device, host }
     }
 
     /// Says how much of what is held only waits for the next call.
@@ -69,7 +70,7 @@ impl Ledger {
 
     pub fn figures(&self) -> MemoryUse {
         let (now, peak) = (self.now.load(Relaxed), self.peak.load(Relaxed));
-        let host = self.pinned.as_ref().map_or(now, |pinned| pinned.now.load(Relaxed));
+        let host = if self.is_host { now } else { self.pinned() };
         let own = MemoryUse { now, peak, reserved: self.idle(), host };
         self.members.iter().map(|member| member.figures()).fold(own, |sum, member| MemoryUse {
             now: sum.now + member.now,
@@ -80,15 +81,10 @@ impl Ledger {
     }
 }
 
-impl Held {
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
 impl Drop for Held {
     fn drop(&mut self) {
-        self.ledger.now.fetch_sub(self.bytes, Relaxed);
+        self.ledger.now.fetch_sub(self.device, Relaxed);
+        self.ledger.pinned.fetch_sub(self.host, Relaxed);
     }
 }
 
@@ -135,8 +131,8 @@ mod tests {
     #[test]
     fn the_peak_outlives_what_was_held() {
         let ledger = Arc::new(Ledger::default());
-        let a = ledger.hold(100);
-        drop(ledger.hold(50));
+        let a = ledger.hold(100, 0);
+        drop(ledger.hold(50, 0));
         drop(a);
         assert_eq!((ledger.figures().now, ledger.figures().peak), (0, 150));
     }
@@ -145,7 +141,7 @@ mod tests {
     fn a_sum_counts_every_device_and_its_own() {
         let members = [Arc::new(Ledger::new(false)), Arc::new(Ledger::new(true))];
         let sum = Arc::new(Ledger::sum(members.to_vec()));
-        let _held = (members[0].hold(100), members[0].hold_pinned(7), members[1].hold(50), sum.hold_pinned(3));
+        let _held = (members[0].hold(100, 7), members[1].hold(50, 0), sum.hold(0, 3));
         members[1].set_idle(20);
         assert_eq!(sum.figures(), MemoryUse { now: 150, peak: 150, reserved: 20, host: 60 });
         assert_eq!(sum.devices().len(), 2);

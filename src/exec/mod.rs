@@ -1,12 +1,12 @@
 //! Runs a plan on a backend: whole clips, streams, tiles, progress and cancel. Owns sessions, their memory and their
 //! weights; must not know C.
 
-mod absent;
 mod check;
 mod device_model;
 mod fleet;
 mod ledger;
 mod nonfinite;
+mod open_model;
 mod precision;
 mod ready_job;
 mod runner;
@@ -17,8 +17,10 @@ mod stream;
 mod weights;
 mod workspace;
 
+use fleet::FleetSession;
 pub use ledger::Ledger;
 use ledger::Sharing;
+pub use open_model::OpenModel;
 pub use settings::{Latent, Latents, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 
 use std::fmt;
@@ -30,7 +32,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
-use crate::model::{Checkpoint, Direction, Geometry, Model, Network};
+use crate::model::{Checkpoint, Direction, Model, Network};
 use crate::report::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
@@ -65,24 +67,17 @@ pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// Called on the calling thread; `true` stops.
     pub progress: Option<&'a mut dyn FnMut(Progress) -> bool>,
-    /// `None` where nobody listens.
-    pub log: Option<&'a dyn LogSink>,
+    pub log: &'a dyn LogSink,
 }
 
 impl<'a> Control<'a> {
-    /// Stopped by `cancel` alone.
+    /// Stopped by `cancel` alone, with a log that nobody reads.
     pub fn new(cancel: &'a AtomicBool) -> Control<'a> {
-        Control { cancel, progress: None, log: None }
-    }
-
-    fn log(&self, level: LogLevel, message: fmt::Arguments) {
-        if let Some(log) = self.log {
-            log.log(level, message);
-        }
+        Control { cancel, progress: None, log: &() }
     }
 
     fn warn(&self, message: fmt::Arguments) {
-        self.log(LogLevel::Warning, message);
+        self.log.log(LogLevel::Warning, message);
     }
 }
 
@@ -117,12 +112,6 @@ pub struct JobShape {
     pub extent: Extent,
 }
 
-impl JobShape {
-    fn is_stream(&self) -> bool {
-        matches!(self.extent, Extent::Stream { .. })
-    }
-}
-
 /// The input frames that a range needs.
 pub fn range_inputs(model: &Model, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
     Ok(check::range(&Network::new(model, direction)?, range)?.inputs(range.clip_frames))
@@ -135,19 +124,16 @@ pub struct Call {
     /// `None`: the whole clip. Otherwise the input is what the range needs.
     pub range: Option<ClipRange>,
     pub input: View,
-    pub output: View,
-    /// Where encode writes the log-variance, if the host wants it.
-    pub logvar: Option<View>,
-    /// The host's CUDA stream, for tensors on the device.
-    pub stream: Option<HostStream>,
+    pub into: Outputs,
     /// The clip of the batch that the tensors begin with; 0 unless they are a part of it.
     pub first_clip: u64,
 }
 
-/// Where a pull writes.
+/// Where a call or a pull writes.
 #[derive(Clone, Copy)]
 pub struct Outputs {
     pub output: View,
+    /// Where encode writes the log-variance, if the host wants it.
     pub logvar: Option<View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,
@@ -176,11 +162,8 @@ pub struct Trim {
     pub weights: bool,
 }
 
-/// A model on a device, with its settings. What a handle of the C ABI stands for.
+/// Computes with a model on one device, or on several that divide the work.
 pub trait Session: Send {
-    fn model(&self) -> &Arc<Model>;
-    fn devices(&self) -> Vec<TensorDevice>;
-    fn settings(&self) -> Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     /// `timelines`: gets the plan as a [timeline](crate::report::timeline) for each device that has a part.
@@ -201,8 +184,6 @@ trait DeviceSession: Session {
     fn arithmetic(&self) -> String;
     /// What its plans depend on, beside the job.
     fn plan_kind(&self) -> PlanKind;
-    /// How its tensors and the network's correspond.
-    fn geometry(&self) -> Geometry;
     /// Whether `precision=auto` has become bf16.
     fn has_left_fp16(&self) -> bool;
     /// Makes `precision=auto` bf16 if it is fp16.
@@ -263,27 +244,27 @@ pub struct Allocators {
     pub device: DeviceAllocator,
 }
 
-/// A session of a checkpoint on one device, or on several that divide the work. The first call that needs weights loads
-/// them; other sessions of the same file on the same device share them. `log` is told which devices `auto` passes over.
-pub fn open(
-    devices: &[DeviceName],
-    checkpoint: &Checkpoint,
-    allocators: Allocators,
-    settings: Settings,
-    log: &dyn LogSink,
-) -> Result<Box<dyn Session>> {
-    let open = |place: TensorDevice| open_one(place, checkpoint, allocators.clone(), settings.clone());
-    let own: Box<dyn Session> = match devices {
-        [DeviceName::Auto] => first_that_opens(&backend::auto_devices(), open, log)?,
-        _ => match &places(devices)?[..] {
-            [place] => open(*place)?,
-            places => {
-                let members = places.iter().map(|place| open(*place)).collect::<Result<_>>()?;
-                Box::new(fleet::FleetSession::new(members, settings)?)
-            }
-        },
+/// What is opened, and what with.
+pub struct Opening<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub allocators: Allocators,
+    pub settings: Settings,
+}
+
+/// Opens a checkpoint on one device, or on several that divide the work. The first call that needs weights loads them;
+/// other sessions of the same file on the same device share them. `log` is told which devices `auto` passes over.
+pub fn open(devices: &[DeviceName], opening: Opening, log: &dyn LogSink) -> Result<OpenModel> {
+    let open = |place: TensorDevice| open_one(place, &opening);
+    let sessions: Vec<Box<dyn DeviceSession>> = match devices {
+        [DeviceName::Auto] => vec![first_that_opens(&backend::auto_devices(), open, log)?],
+        _ => places(devices)?.into_iter().map(open).collect::<Result<_>>()?,
     };
-    Ok(Box::new(absent::PlanningSession::new(own, checkpoint)))
+    let places = sessions.iter().map(|session| session.place()).collect();
+    let session: Box<dyn Session> = match <[_; 1]>::try_from(sessions) {
+        Ok([only]) => only,
+        Err(several) => Box::new(FleetSession::new(several, &opening)?),
+    };
+    Ok(OpenModel::new(opening, places, session))
 }
 
 /// A session on the first of these devices that can be opened. Why the last one cannot is the error.
@@ -318,12 +299,7 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
     Ok(places)
 }
 
-fn open_one(
-    place: TensorDevice,
-    checkpoint: &Checkpoint,
-    allocators: Allocators,
-    settings: Settings,
-) -> Result<Box<dyn DeviceSession>> {
+fn open_one(place: TensorDevice, opening: &Opening) -> Result<Box<dyn DeviceSession>> {
     match place {
         #[cfg(not(feature = "cuda"))]
         TensorDevice::Cuda(index) => {
@@ -333,11 +309,11 @@ fn open_one(
         TensorDevice::Cuda(index) => {
             let named = |why: Error| Error::Device(format!("device: {place} cannot be used: {why}"));
             backend::cuda::ready().map_err(named)?;
-            let blocks = allocators.device;
+            let blocks = opening.allocators.device;
             let make = Box::new(move |settings: &Settings| {
                 backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
             });
-            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, opening, make)?))
         }
         #[cfg(not(feature = "vulkan"))]
         TensorDevice::Vulkan(index) => {
@@ -345,16 +321,16 @@ fn open_one(
         }
         #[cfg(feature = "vulkan")]
         TensorDevice::Vulkan(index) => {
-            let blocks = allocators.device;
+            let blocks = opening.allocators.device;
             let make = Box::new(move |settings: &Settings| {
                 let precision = settings.precision.unwrap_or(backend::Precision::Fp16);
                 backend::vulkan::Vulkan::new(index, precision, blocks)
                     .map_err(|why| why.map_device(|text| format!("device: {place} cannot be used: {text}")))
             });
-            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, opening, make)?))
         }
         TensorDevice::Cpu => {
-            let blocks = allocators.host;
+            let blocks = opening.allocators.host;
             let make = Box::new(move |settings: &Settings| {
                 Cpu::new(CpuOptions {
                     threads: settings.threads.map(|n| n as usize),
@@ -363,7 +339,7 @@ fn open_one(
                     allocator: blocks,
                 })
             });
-            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, opening, make)?))
         }
     }
 }
@@ -418,7 +394,8 @@ mod tests {
         let device = DeviceAllocator::Host(Callbacks { alloc: take, free: give_back, user: null_mut() });
         let allocators = Allocators { device, ..Allocators::default() };
         let checkpoint = Checkpoint::open(&golden("small")).unwrap();
-        let open = |place| open_one(place, &checkpoint, allocators.clone(), node::defaults());
+        let opening = Opening { checkpoint: &checkpoint, allocators, settings: node::defaults() };
+        let open = |place| open_one(place, &opening);
         let lines = Lines::default();
         let session = first_that_opens(&[TensorDevice::Vulkan(0), TensorDevice::Cpu], open, &lines).unwrap();
         assert_eq!((session.place(), lines.0.borrow().len()), (TensorDevice::Cpu, 1));

@@ -13,7 +13,7 @@ pub fn report(seen: NonFinite, policy: OnNonFinite, direction: Direction, contro
         NonFinite { loaded: true, .. } => format!(
             "{node}: the {} has values that are NaN or infinite; the output frames that depend on them are not finite, \
              and 0 in integers",
-            check::input_name(direction)
+            check::ends(direction).0.name()
         ),
         NonFinite { stored: true, .. } => format!(
             "{node}: values became NaN or infinite on the way, so output frames are not finite, and 0 in integers; \

@@ -2,23 +2,22 @@
 
 use std::sync::Arc;
 
+use super::Outputs;
+use super::device_model::DeviceModel;
 use super::precision::AutoPrecision;
-use super::settings::{OnNonFinite, Settings};
+use super::settings::OnNonFinite;
 use super::weights::SharedWeights;
 use super::workspace::Workspace;
 use crate::backend::{Backend, DeviceSpan, HostStream, NonFinite};
 use crate::error::Result;
 use crate::ir::{Buffers, TensorDevice, View};
-use crate::model::families::LatentMaps;
-use crate::model::{Direction, Network};
+use crate::model::Network;
 use crate::plan::Schedule;
-use crate::report::{PlanReport, Trace, TracedDevice, TracedOp};
+use crate::report::{PlanReport, TracedDevice, TracedOp};
 
 pub struct ReadyJob<B: Backend> {
-    pub backend: Arc<B>,
+    pub on: Arc<DeviceModel<B>>,
     pub place: TensorDevice,
-    pub settings: Settings,
-    pub latents: Arc<LatentMaps>,
     pub weights: Arc<SharedWeights<B>>,
     pub workspace: Workspace<B>,
     pub buffers: Buffers,
@@ -35,43 +34,41 @@ impl<B: Backend> ReadyJob<B> {
         &self.schedule.spec().network
     }
 
-    pub fn direction(&self) -> Direction {
-        self.network().direction
-    }
-
     /// The host's stream, if the call may return before its work is done: all its tensors are on this job's device.
-    pub fn stream_for(&self, stream: Option<HostStream>, tensors: &[Option<View>]) -> Option<HostStream> {
+    pub fn stream_for(&self, into: &Outputs, input: Option<View>) -> Option<HostStream> {
         let on_device = |view: &View| view.device() == self.place && self.place != TensorDevice::Cpu;
-        stream.filter(|_| tensors.iter().flatten().all(on_device))
+        into.stream.filter(|_| [input, Some(into.output), into.logvar].iter().flatten().all(on_device))
     }
 
     pub fn begin(&mut self, stream: Option<HostStream>) -> Result<()> {
-        self.backend.begin(&mut self.workspace.memory, stream)
+        self.on.device.begin(&mut self.workspace.memory, stream)
     }
 
     /// Ends a call. Returns the non-finite values that it met; `None` where work on the host's stream may still run.
     /// That work is waited for only if `precision=auto` may learn from it, or if such values are errors.
     pub fn finish(&mut self, stream: Option<HostStream>) -> Result<Option<NonFinite>> {
-        let waits = self.settings.on_nonfinite == OnNonFinite::Fail
-            || self.auto.waits(self.direction(), &self.settings, self.backend.precision());
+        let waits = self.on.settings.on_nonfinite == OnNonFinite::Fail || self.auto.waits(self.network().direction);
         let stream = stream.filter(|_| !waits);
         self.end(stream)?;
-        Ok(stream.is_none().then(|| self.backend.take_nonfinite(&mut self.workspace.memory)))
+        Ok(stream.is_none().then(|| self.on.device.take_nonfinite(&mut self.workspace.memory)))
     }
 
     /// Ends a call without asking for non-finite values. Afterwards nothing touches the host's tensors, or only in the
     /// order of its stream.
     pub fn end(&mut self, stream: Option<HostStream>) -> Result<()> {
-        self.backend.finish(&mut self.workspace.memory, stream)?;
-        let Some(trace) = &self.settings.trace else { return Ok(()) };
-        let (trace, spans) = (trace.clone(), self.backend.take_spans(&mut self.workspace.memory)?);
-        self.write_trace(&trace, &spans);
-        self.backend.trace(&mut self.workspace.memory, None).map(|_| ())
+        self.on.device.finish(&mut self.workspace.memory, stream)?;
+        if self.on.settings.trace.is_none() {
+            return Ok(());
+        }
+        let spans = self.on.device.take_spans(&mut self.workspace.memory)?;
+        self.write_trace(&spans);
+        self.on.device.trace(&mut self.workspace.memory, None).map(|_| ())
     }
 
     /// Writes when all the operations ran that are not written yet.
-    pub fn write_trace(&mut self, trace: &Trace, spans: &[DeviceSpan]) {
-        let by = TracedDevice { address: Arc::as_ptr(&self.backend).addr(), place: self.place };
-        trace.write(&std::mem::take(&mut self.traced), spans, by);
+    pub fn write_trace(&mut self, spans: &[DeviceSpan]) {
+        let by = TracedDevice { address: Arc::as_ptr(&self.on.device).addr(), place: self.place };
+        let ops = std::mem::take(&mut self.traced);
+        self.on.settings.trace.iter().for_each(|trace| trace.write(&ops, spans, by));
     }
 }

@@ -1,4 +1,4 @@
-//! Runs the operations of a schedule: resolves slots to offsets and hands each operation to the backend.
+//! Runs the operations of a job's schedule: resolves slots to offsets and hands each operation to the backend.
 //!
 //! Owns the mapping between host tensors and activations. Knows no plan search and no kernel.
 
@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::check::ends;
+use super::device_model::DeviceModel;
 use super::ready_job::ReadyJob;
-use super::settings::{Latent, PixelRange, Settings};
-use super::{Call, Control, Progress};
-use crate::backend::{Backend, DeviceSpan, RunArgs, Stop};
+use super::settings::{Latent, PixelRange};
+use super::{Call, Control, Outputs, Progress};
+use crate::backend::{Backend, DeviceFacts, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     Affine, BlendOp, BlendTile, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
     StoreTensor, TensorKind, View,
 };
-use crate::model::families::LatentMaps;
 use crate::model::{Direction, Network};
 use crate::plan::{Next, ScheduleSpec, op_work, work};
 use crate::report::{Trace, TracedOp};
@@ -35,8 +35,7 @@ const UNCHANGED: Affine = Affine { mul: 1.0, add: 0.0 };
 pub struct HostTensors {
     pub input: Option<View>,
     pub input_first: u64,
-    pub output: Option<View>,
-    pub logvar: Option<View>,
+    pub into: Option<Outputs>,
     pub output_first: u64,
     pub first_clip: u64,
 }
@@ -49,12 +48,6 @@ fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
 }
 
-/// Runs operations of a job on these tensors.
-pub struct Runner<'a, B: Backend> {
-    pub job: &'a mut ReadyJob<B>,
-    pub tensors: HostTensors,
-}
-
 /// What values go through between a host's tensor and activations.
 struct Conversion<'a> {
     map: Affine,
@@ -62,79 +55,76 @@ struct Conversion<'a> {
     patch: u64,
 }
 
-impl<B: Backend> Runner<'_, B> {
-    /// Runs a whole call. Streams have a runner for each push and pull.
-    pub fn run_call(job: &mut ReadyJob<B>, call: &Call, control: &mut Control) -> Result<()> {
-        let (network, cone) = (Arc::clone(job.network()), Arc::clone(&job.schedule.spec().cone));
-        let total = work(job.schedule.spec(), cone.first_input + call.input.shape().frames);
+impl<B: Backend> ReadyJob<B> {
+    /// Runs a whole call. A stream runs its operations one by one.
+    pub fn run_call(&mut self, call: &Call, control: &mut Control) -> Result<()> {
+        let (network, cone) = (Arc::clone(self.network()), Arc::clone(&self.schedule.spec().cone));
+        let total = work(self.schedule.spec(), cone.first_input + call.input.shape().frames);
         let mut watch = Watch::new(control, network.direction.name(), u64::try_from(total).unwrap_or(u64::MAX));
         let tensors = HostTensors {
             input: Some(call.input),
             input_first: cone.first_input,
-            output: Some(call.output),
-            logvar: call.logvar,
+            into: Some(call.into),
             output_first: cone.range.first,
             first_clip: call.first_clip,
         };
-        let mut runner = Runner { job, tensors };
-        while runner.job.schedule.prepare_next() == Next::Op {
-            let work = runner.job.schedule.front().map_or(0, |op| op_work(op, &network));
-            runner.run(&mut || watch.stop())?;
+        while self.schedule.prepare_next() == Next::Op {
+            let work = self.schedule.front().map_or(0, |op| op_work(op, &network));
+            self.run(&tensors, &mut || watch.stop())?;
             watch.advance(work)?;
         }
         Ok(())
     }
 
     /// Runs the operation in front of the schedule's queue, and takes it from there.
-    pub fn run(&mut self, stop: &mut Stop) -> Result<()> {
-        let schedule = &self.job.schedule;
+    pub fn run(&mut self, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
+        let schedule = &self.schedule;
         let Some(op) = schedule.front() else { return Ok(()) };
         let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, schedule.spec()))?;
-        self.run_traced(&op, stop)?;
-        self.job.schedule.done();
+        self.run_traced(&op, tensors, stop)?;
+        self.schedule.done();
         Ok(())
     }
 
-    fn run_traced(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
-        let trace = self.job.settings.trace.clone().filter(Trace::is_open);
-        let Some(trace) = trace else { return self.operate(op, stop) };
-        let (number, start) = (self.job.traced.len() as u64, Instant::now());
-        self.job.traced.push(TracedOp::new(op, self.job.network()));
-        let tells_times = self.job.backend.trace(&mut self.job.workspace.memory, Some(number))?;
-        let result = self.operate(op, stop);
+    fn run_traced(&mut self, op: &Op<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
+        if !self.on.settings.trace.as_ref().is_some_and(Trace::is_open) {
+            return self.operate(op, tensors, stop);
+        }
+        let (number, start) = (self.traced.len() as u64, Instant::now());
+        self.traced.push(TracedOp::new(op, self.network()));
+        let tells_times = self.on.device.trace(&mut self.workspace.memory, Some(number))?;
+        let result = self.operate(op, tensors, stop);
         if !tells_times {
-            self.job.write_trace(&trace, &[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
-        } else if self.job.traced.len() >= MOST_TRACED {
-            let spans = self.job.backend.take_spans(&mut self.job.workspace.memory)?;
-            self.job.write_trace(&trace, &spans);
+            self.write_trace(&[DeviceSpan { op: number, lane: "operations", start, end: Instant::now() }]);
+        } else if self.traced.len() >= MOST_TRACED {
+            let spans = self.on.device.take_spans(&mut self.workspace.memory)?;
+            self.write_trace(&spans);
         }
         result
     }
 
-    fn operate(&mut self, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
+    fn operate(&mut self, op: &Op<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
         match op {
-            Op::Load(load) => self.load(load, stop),
+            Op::Load(load) => self.load(load, tensors, stop),
             Op::Blend(blend) => self.blend(blend),
-            Op::Store(store) => self.store(store),
+            Op::Store(store) => self.store(store, tensors),
             _ => {
-                let job = &mut *self.job;
-                let args = RunArgs { weights: &job.weights.loaded.convs, buffers: job.buffers };
-                job.backend.run(&mut job.workspace.memory, op, &args, stop)
+                let args = RunArgs { weights: &self.weights.loaded.convs, buffers: self.buffers };
+                self.on.device.run(&mut self.workspace.memory, op, &args, stop)
             }
         }
     }
 
-    fn load(&mut self, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
-        let job = &mut *self.job;
-        let spec = job.schedule.spec();
-        let from = self.tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
+    fn load(&mut self, op: &LoadOp<Offsets>, tensors: &HostTensors, stop: &mut Stop) -> Result<()> {
+        let spec = self.schedule.spec();
+        let from = tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.input_region(spec.tile_of(op.item));
-        let Conversion { map, channels, patch } =
-            Conversion::new(ends(spec.network.direction).0, from.dtype(), &spec.network, &job.settings, &job.latents);
+        let kind = ends(spec.network.direction).0;
+        let Conversion { map, channels, patch } = self.on.conversion(&spec.network, kind, from.dtype());
         let load = LoadTensor {
             from: &from,
             batch: op.batch,
-            frame: op.frame - self.tensors.input_first,
+            frame: op.frame - tensors.input_first,
             top: region.top,
             left: region.left,
             map,
@@ -143,13 +133,12 @@ impl<B: Backend> Runner<'_, B> {
             shape: region.shape,
             into: op.into,
         };
-        job.backend.load(&mut job.workspace.memory, &load, &job.buffers, stop)
+        self.on.device.load(&mut self.workspace.memory, &load, &self.buffers, stop)
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.
     fn blend(&mut self, op: &BlendOp<Offsets>) -> Result<()> {
-        let job = &mut *self.job;
-        let spec = job.schedule.spec();
+        let spec = self.schedule.spec();
         let (Some(grid), Some(tile)) = (&spec.grid, spec.tile_of(op.item)) else {
             return Err(Error::Internal("a blend without tiles".into()));
         };
@@ -165,42 +154,42 @@ impl<B: Backend> Runner<'_, B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        job.backend.blend(&mut job.workspace.memory, &blend, &job.buffers)
+        self.on.device.blend(&mut self.workspace.memory, &blend, &self.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
-    fn store(&mut self, op: &StoreOp<Offsets>) -> Result<()> {
-        let job = &mut *self.job;
-        let spec = job.schedule.spec();
-        let into = self.tensors.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
-        let frame = op.frame - self.tensors.output_first;
+    fn store(&mut self, op: &StoreOp<Offsets>, tensors: &HostTensors) -> Result<()> {
+        let spec = self.schedule.spec();
+        let outputs = tensors.into.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
+        let into = outputs.output;
+        let frame = op.frame - tensors.output_first;
         if frame >= into.shape().frames {
             // Padding of the encoder's input comes out as frames that the host does not want.
             return Ok(());
         }
         let (network, weights) = (&spec.network, spec.grid.as_deref());
-        let Conversion { map, channels, patch } =
-            Conversion::new(ends(network.direction).1, into.dtype(), network, &job.settings, &job.latents);
+        let kind = ends(network.direction).1;
+        let Conversion { map, channels, patch } = self.on.conversion(network, kind, into.dtype());
         let logvar_channel = network.geometry.latent_channels;
-        let is_sampled = network.direction == Direction::Encode && job.settings.posterior == Latent::Sample;
+        let is_sampled = network.direction == Direction::Encode && self.on.settings.posterior == Latent::Sample;
         let plain = StoreTensor {
             from: op.from,
             shape: network.output_shape(spec.input),
             channel: 0,
             divide: weights.map(|grid| Fades { rows: &grid.rows.weight, columns: &grid.columns.weight }),
             clamp: None,
-            sample: is_sampled.then_some(Posterior { seed: job.settings.seed, logvar_channel }),
+            sample: is_sampled.then_some(Posterior { seed: self.on.settings.seed, logvar_channel }),
             map,
             channels,
             patch,
             into: &into,
             batch: op.batch,
             frame,
-            clip: self.tensors.first_clip + op.batch,
+            clip: tensors.first_clip + op.batch,
             clip_frame: op.frame,
         };
-        job.backend.store(&mut job.workspace.memory, &plain, &job.buffers)?;
-        let Some(into) = self.tensors.logvar else { return Ok(()) };
+        self.on.device.store(&mut self.workspace.memory, &plain, &self.buffers)?;
+        let Some(into) = outputs.logvar else { return Ok(()) };
         let same = channels.map_or(Vec::new(), |channels| vec![UNCHANGED; channels.maps.len()]);
         let logvar = StoreTensor {
             channel: logvar_channel,
@@ -211,20 +200,21 @@ impl<B: Backend> Runner<'_, B> {
             into: &into,
             ..plain
         };
-        job.backend.store(&mut job.workspace.memory, &logvar, &job.buffers)
+        self.on.device.store(&mut self.workspace.memory, &logvar, &self.buffers)
     }
 }
 
-impl<'a> Conversion<'a> {
-    /// Of a tensor of this kind and type.
-    fn new(kind: TensorKind, dtype: DType, network: &Network, settings: &Settings, latents: &'a LatentMaps) -> Self {
-        let (direction, patch) = (network.direction, network.geometry.patch);
+impl<D: DeviceFacts> DeviceModel<D> {
+    /// What values of a host's tensor of this kind and type go through.
+    fn conversion(&self, network: &Network, kind: TensorKind, dtype: DType) -> Conversion<'_> {
+        let (direction, latents) = (network.direction, &self.latents);
         match kind {
             TensorKind::Latent => {
                 Conversion { map: latents.map(direction), channels: latents.channels(direction), patch: 1 }
             }
             TensorKind::Video => {
-                Conversion { map: pixels(direction, dtype, settings.pixel_range), channels: None, patch }
+                let map = pixels(direction, dtype, self.settings.pixel_range);
+                Conversion { map, channels: None, patch: network.geometry.patch }
             }
         }
     }

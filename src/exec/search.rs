@@ -1,20 +1,17 @@
 //! From a job and settings to a plan, or to the words that say why there is none. Must not run anything.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
+use super::device_model::DeviceModel;
 use super::settings::{Settings, Tiling};
 use super::{Extent, JobShape, check};
-use crate::error::{Error, Result, check_cancel};
+use crate::backend::DeviceFacts;
+use crate::error::{Error, Result};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction, Network};
 use crate::plan::{self, Plan, PlanError, Request, Spacing, Target, TileSize};
 use crate::report::{Bytes, PlanLimits};
 use crate::reserve;
-
-/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
-pub const MARGIN: u64 = 256 << 20;
-pub const HOST_MARGIN: u64 = 1 << 30;
 
 /// What is to be run.
 #[derive(Clone, PartialEq)]
@@ -38,9 +35,9 @@ impl Job {
         Ok(Job { direction, input: Shape { frames, ..input }, cone: Arc::new(cone) })
     }
 
-    /// What the settings ask for. `load_bytes`: what loading the weights takes.
-    pub fn request(&self, network: &Arc<Network>, settings: &Settings, limits: PlanLimits, load_bytes: u64) -> Request {
-        let Tiling { enabled, size, overlap } = settings.tiling(self.direction);
+    /// What the settings ask for.
+    fn request(&self, network: &Arc<Network>, settings: &Settings, limits: PlanLimits, load_bytes: u64) -> Request {
+        let Tiling { enabled, size, overlap } = settings.tiling[self.direction as usize];
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
         Request {
             network: Arc::clone(network),
@@ -58,17 +55,21 @@ impl Job {
     }
 }
 
-/// The plan of a request.
-pub fn search(request: &Request, settings: &Settings, target: &Target, cancel: &AtomicBool) -> Result<Plan> {
-    check_tiling(request, settings)?;
-    plan::search(request, target).map_err(|why| match why {
-        PlanError::TooLarge { smallest, smallest_exact } => too_large(request, smallest, smallest_exact),
-        PlanError::Cancelled => check_cancel(cancel).err().unwrap_or_else(reserve::exhausted),
-    })
+impl<D: DeviceFacts> DeviceModel<D> {
+    /// The plan of a job within these limits. `load_bytes`: what loading the weights takes.
+    pub fn plan(&self, job: &Job, limits: PlanLimits, load_bytes: u64, target: &Target) -> Result<Plan> {
+        reserve::check()?;
+        let request = job.request(self.network(job.direction), &self.settings, limits, load_bytes);
+        check_tiling(&request, &self.settings)?;
+        self.with_threads(|| plan::search(&request, target)).map_err(|why| match why {
+            PlanError::TooLarge { smallest, smallest_exact } => too_large(&request, smallest, smallest_exact),
+            PlanError::Cancelled => target.check_cancel().err().unwrap_or_else(reserve::exhausted),
+        })
+    }
 }
 
 fn check_tiling(request: &Request, settings: &Settings) -> Result<()> {
-    let tiling = settings.tiling(request.network.direction);
+    let tiling = settings.tiling[request.network.direction as usize];
     let (size, overlap, node) = (tiling.size, tiling.overlap, request.network.direction.name());
     if tiling.enabled && overlap >= size {
         return Err(Error::Argument(format!(

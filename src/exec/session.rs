@@ -1,4 +1,4 @@
-//! A model on a device: the [`Session`] behind a handle.
+//! A model on a device: the [`Session`] behind a handle with one device.
 
 mod ready;
 
@@ -9,24 +9,25 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::Asked;
-use super::check::{self, TensorCheck};
+use super::check::TensorCheck;
 use super::device_model::DeviceModel;
-use super::ledger::{Ledger, Sharing};
+use super::ledger::{Held, Ledger, Sharing};
 use super::precision::AutoPrecision;
-use super::runner::{Runner, Watch};
+use super::runner::Watch;
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::Workspace;
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, Session, Timelines, Trim, nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Opening, PlanKind, Session, Timelines, Trim,
+    nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note};
-use crate::error::{Result, check_cancel};
+use crate::error::Result;
 use crate::ir::{DeviceProfile, TensorDevice};
+use crate::model::Direction;
 use crate::model::checkpoint::CheckpointFile;
-use crate::model::{Checkpoint, Direction, Geometry, Model};
 use crate::plan::{Plan, Target, WeightBytes};
 use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
@@ -38,8 +39,8 @@ pub struct Engine<B: Backend> {
     file: CheckpointFile,
     allocators: Allocators,
     make: MakeBackend<B>,
-    on: DeviceModel<B>,
-    settings: Settings,
+    /// Streams keep the one that they were opened with.
+    on: Arc<DeviceModel<B>>,
     /// What `precision=auto` has come to.
     auto: AutoPrecision,
     /// By direction.
@@ -56,24 +57,18 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    pub fn open(
-        place: TensorDevice,
-        checkpoint: &Checkpoint,
-        allocators: Allocators,
-        settings: Settings,
-        make: MakeBackend<B>,
-    ) -> Result<Engine<B>> {
-        let backend = Arc::new(make(&settings)?);
+    pub fn open(place: TensorDevice, opening: &Opening, make: MakeBackend<B>) -> Result<Engine<B>> {
+        let Opening { checkpoint, allocators, settings } = opening;
+        let backend = Arc::new(make(settings)?);
         let (file, notes) = (checkpoint.file(), Mutex::new(backend.notes()));
         let ledger = Arc::new(Ledger::new(B::HOST_MEMORY));
         Ok(Engine {
             place,
-            on: DeviceModel::new(backend, &file, &settings)?,
+            auto: AutoPrecision::default().with(settings, backend.precision()),
+            on: Arc::new(DeviceModel::new(backend, &file, settings.clone())?),
             file,
-            allocators,
+            allocators: allocators.clone(),
             make,
-            settings,
-            auto: AutoPrecision::default(),
             weights: [None, None],
             workspace: None,
             sharing: Sharing::with_nobody(&ledger),
@@ -91,21 +86,23 @@ impl<B: Backend> Engine<B> {
 
     /// Computes as these settings ask for, by what is known of fp16. A failure changes nothing.
     fn adopt(&mut self, settings: Settings, auto: AutoPrecision) -> Result<()> {
-        let effective = Settings { precision: auto.of(&settings), ..settings.clone() };
         let backend_of = |own: &Settings, auto: AutoPrecision| (own.threads, own.instructions, auto.of(own));
-        let changes_backend = backend_of(&settings, auto) != backend_of(&self.settings, self.auto);
-        let same = Arc::clone(&self.on.device);
-        let backend = if changes_backend { Arc::new((self.make)(&effective)?) } else { same };
-        let on = DeviceModel::new(backend, &self.file, &settings)?;
+        let changes_backend = backend_of(&settings, auto) != backend_of(&self.on.settings, self.auto);
+        let backend = if changes_backend {
+            Arc::new((self.make)(&Settings { precision: auto.of(&settings), ..settings.clone() })?)
+        } else {
+            Arc::clone(&self.on.device)
+        };
+        let on = DeviceModel::new(backend, &self.file, settings)?;
         let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
-        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
+        if changes_backend || tuning_of(&on.settings) != tuning_of(&self.on.settings) {
             self.tuned = OnceCell::new();
         }
         if changes_backend {
             *self.notes.lock() = on.device.notes();
         }
-        let packing_of = |on: &DeviceModel<B>| on.latents.packing;
-        if changes_backend || settings.cache != self.settings.cache || packing_of(&on) != packing_of(&self.on) {
+        let cache_of = |on: &DeviceModel<B>| (on.settings.cache, on.latents.packing);
+        if changes_backend || cache_of(&on) != cache_of(&self.on) {
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             *self.planned.lock() = None;
@@ -113,28 +110,24 @@ impl<B: Backend> Engine<B> {
         if on.device.precision() != self.on.device.precision() {
             self.weights = [None, None];
         }
-        (self.on, self.settings, self.auto) = (on, settings, auto);
+        self.auto = auto.with(&on.settings, on.device.precision());
+        self.on = Arc::new(on);
         self.tell_idle();
         Ok(())
     }
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
     fn target<'a>(&'a self, cancel: &'a AtomicBool) -> Result<Target<'a>> {
-        Ok(self.on.target(self.profile(cancel)?, &self.settings, cancel))
-    }
-
-    fn profile(&self, cancel: &AtomicBool) -> Result<DeviceProfile> {
-        if !self.settings.autotune {
-            return Ok(self.on.device.profile());
+        if !self.on.settings.autotune {
+            return Ok(self.on.target(self.on.device.profile(), cancel));
         }
-        let path = self.settings.autotune_path.as_deref();
-        let tune = || self.on.device.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed));
+        let path = self.on.settings.autotune_path.as_deref();
         let tuned = self.tuned.get_or_try_init(|| {
-            let (profile, notes) = tune()?;
+            let (profile, notes) = self.on.device.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed))?;
             self.notes.lock().extend(notes);
             Ok(profile)
         })?;
-        Ok(*tuned)
+        Ok(self.on.target(*tuned, cancel))
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
@@ -148,39 +141,36 @@ impl<B: Backend> Engine<B> {
         let key = WeightsKey {
             file: self.file.identity.clone(),
             place: self.place,
-            precision: self.on.device.precision(),
-            arithmetic: self.on.device.arithmetic(),
+            arithmetic: self.on.arithmetic(),
             direction,
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
         };
-        let network = self.on.network(direction);
         let loading = Loading {
-            backend: &*self.on.device,
-            bytes: WeightBytes::new(network, offloaded, &self.target(control.cancel)?),
+            on: &self.on,
+            bytes: WeightBytes::new(self.on.network(direction), offloaded, &self.target(control.cancel)?),
             key,
             file: &self.file,
-            network,
             ledger: &self.ledger,
             cancel: control.cancel,
         };
-        let share = self.on.with_threads(&self.settings, || loading.share())?;
+        let share = loading.share()?;
         if share.loaded.pageable {
-            warn_not_pinned(control, share.pinned.bytes());
+            warn_not_pinned(control, share.held.host);
         }
         self.weights[direction as usize] = Some(share);
         self.tell_idle();
         Ok(())
     }
 
-    /// Weights that no stream needs.
-    fn idle_weights(&self) -> impl Iterator<Item = &Arc<SharedWeights<B>>> {
-        self.weights.iter().flatten().filter(|share| share.is_idle())
+    /// What is kept for the next call: the workspace, and weights that no stream needs.
+    fn idle(&self) -> impl Iterator<Item = &Held> {
+        let weights = self.weights.iter().flatten().filter(|share| Arc::strong_count(share) == 1);
+        self.workspace.iter().map(|kept| &kept.held).chain(weights.map(|share| &share.held))
     }
 
     fn tell_idle(&self) {
-        let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.held.bytes()).sum::<u64>());
+        self.ledger.set_idle(self.idle().map(|held| held.device).sum());
     }
 
     /// Runs a call. Returns the plan, and what it met as far as that is known: a call on a host's stream may still be
@@ -190,16 +180,16 @@ impl<B: Backend> Engine<B> {
         let check = TensorCheck { network: Arc::clone(self.on.network(direction)), places: vec![self.place] };
         let cone = Arc::new(check.call(call)?);
         let job = Job { direction, input: call.input.shape(), cone };
-        call.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
+        call.into.stream.map_or(Ok(()), |stream| self.on.device.check_stream(stream))?;
         Watch::new(control, "plan", 0).advance(0)?;
-        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
+        let plan = self.find_plan(&job, self.limits(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
         let mut ready = self.make_ready(&job, plan, control)?;
         // An earlier call on the host's stream may have found them after it returned.
         let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let stream = ready.stream_for(call.stream, &[Some(call.input), Some(call.output), call.logvar]);
-        let result = ready.begin(stream).and_then(|()| Runner::run_call(&mut ready, call, control));
+        let stream = ready.stream_for(&call.into, Some(call.input));
+        let result = ready.begin(stream).and_then(|()| ready.run_call(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);
         if finished.is_ok() {
@@ -210,7 +200,7 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
         let known = result.and(finished)?;
         if let Some(seen) = known {
-            self.auto.learn(direction, &self.settings, self.on.device.precision(), seen);
+            self.auto.learn(direction, seen);
         }
         Ok((ready.report, known.unwrap_or_default()))
     }
@@ -239,27 +229,23 @@ impl<B: Backend> DeviceSession for Engine<B> {
         PlanKind {
             arithmetic: self.arithmetic(),
             profile: self.on.device.profile(),
-            settings: self.settings.clone(),
-            tuned: self.settings.autotune.then_some(self.place),
+            settings: self.on.settings.clone(),
+            tuned: self.on.settings.autotune.then_some(self.place),
             limits: [device, host].map(|bytes| bytes - bytes % (bytes / 128).next_power_of_two()),
         }
     }
 
-    fn geometry(&self) -> Geometry {
-        self.on.network(Direction::Encode).geometry
-    }
-
     fn has_left_fp16(&self) -> bool {
-        self.settings.precision.is_none() && self.auto.overflows
+        self.on.settings.precision.is_none() && self.auto.overflows
     }
 
     fn leave_fp16(&mut self) -> Result<()> {
-        if !self.auto.is_open(&self.settings, self.on.device.precision()) {
+        if !self.auto.is_open {
             return Ok(());
         }
         let mut auto = self.auto;
         auto.overflows = true;
-        self.adopt(self.settings.clone(), auto)
+        self.adopt(self.on.settings.clone(), auto)
     }
 
     fn share(&mut self, with: Sharing) {
@@ -268,37 +254,25 @@ impl<B: Backend> DeviceSession for Engine<B> {
 }
 
 impl<B: Backend> Session for Engine<B> {
-    fn model(&self) -> &Arc<Model> {
-        &self.file.model
-    }
-
-    fn devices(&self) -> Vec<TensorDevice> {
-        vec![self.place]
-    }
-
-    fn settings(&self) -> Settings {
-        self.settings.clone()
-    }
-
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        check::limits(&settings, 1)?;
         self.adopt(settings, self.auto)
     }
 
     fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let (job, limits) = (Job::new(self.on.network(job.direction), job)?, self.limits());
-        let plan = self.find_plan(&job, limits.device, cancel)?;
-        let (report, place) = (self.report(&plan), self.place.to_string());
+        let plan = self.find_plan(&job, limits, cancel)?;
+        let report = self.report(&plan);
         if let Some(timelines) = timelines {
-            timelines.push(report::timeline(&plan, &report, &place, limits, &self.target(cancel)?));
-            check_cancel(cancel)?;
+            let target = self.target(cancel)?;
+            timelines.push(report::timeline(&plan, &report, &self.place.to_string(), limits, &target));
+            target.check_cancel()?;
         }
         Ok(report)
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mut report, mut seen) = self.run_once(call, control)?;
-        if self.auto.is_overflow(&self.settings, self.on.device.precision(), seen) {
+        if self.auto.is_overflow(seen) {
             control.warn(format_args!(
                 "{}: values overflow in fp16, so this call is repeated in bf16, and the handle stays with it; set \
                  precision to bf16 to begin with it",
@@ -307,13 +281,13 @@ impl<B: Backend> Session for Engine<B> {
             self.leave_fp16()?;
             (report, seen) = self.run_once(call, control)?;
         }
-        nonfinite::report(seen, self.settings.on_nonfinite, call.direction, control)?;
+        nonfinite::report(seen, self.on.settings.on_nonfinite, call.direction, control)?;
         Ok(report)
     }
 
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let job = Job::new(self.on.network(job.direction), job)?;
-        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
+        let plan = self.find_plan(&job, self.limits(), control.cancel)?;
         let stream = Streaming::new(self.make_ready(&job, plan, control)?, job.input);
         self.tell_idle();
         Ok(Box::new(stream))

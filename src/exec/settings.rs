@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
 use crate::ir::{CacheFormat, GivenRates};
-use crate::model::Direction;
 use crate::report::Trace;
+
+/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
+const MARGIN: u64 = 256 << 20;
+pub const HOST_MARGIN: u64 = 1 << 30;
 
 /// How much memory a job may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +97,8 @@ pub struct Settings {
     pub cache: CacheFormat,
     /// Whether tiles may be used at all. Without them a job that does not fit whole fails.
     pub allow_tiles: bool,
-    pub encode_tiling: Tiling,
-    pub decode_tiling: Tiling,
+    /// By direction.
+    pub tiling: [Tiling; 2],
     /// Latent frames per slice; `None`: by plan.
     pub slice_frames: Option<u64>,
     /// The most frames that any stage computes at a time; `None`: by plan.
@@ -114,11 +117,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub fn tiling(&self, direction: Direction) -> Tiling {
-        match direction {
-            Direction::Encode => self.encode_tiling,
-            Direction::Decode => self.decode_tiling,
-        }
+    /// What one device's job may take, of `free` bytes.
+    pub fn device_bytes(&self, free: u64) -> u64 {
+        self.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))
     }
 }
 

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::check::StreamCheck;
+use super::check::{StreamCheck, TensorCheck};
 use super::ready_job::ReadyJob;
-use super::runner::{HostTensors, Runner, Watch};
+use super::runner::{HostTensors, Watch};
 use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
@@ -26,9 +26,9 @@ pub struct Streaming<B: Backend> {
 
 impl<B: Backend> Streaming<B> {
     pub fn new(job: ReadyJob<B>, input: Shape) -> Streaming<B> {
-        let check = StreamCheck::new(Arc::clone(job.network()), input, vec![job.place]);
+        let tensors = TensorCheck { network: Arc::clone(job.network()), places: vec![job.place] };
         let pulled = job.schedule.spec().cone.range.first;
-        Streaming { job, check, pulled, seen: NonFinite::default(), told: false }
+        Streaming { job, check: StreamCheck::new(tensors, input), pulled, seen: NonFinite::default(), told: false }
     }
 
     /// Runs what the frames so far suffice for, until `into` is full.
@@ -36,24 +36,22 @@ impl<B: Backend> Streaming<B> {
         let network = Arc::clone(self.job.network());
         let mut watch = Watch::new(control, network.direction.name(), 0);
         let (first, batch, room) = (self.pulled, self.check.frame.batch, into.output.shape().frames);
-        let (output, logvar) = (Some(into.output), into.logvar);
-        let tensors = HostTensors { output, logvar, output_first: first, ..HostTensors::default() };
-        let mut runner = Runner { job: &mut self.job, tensors };
+        let tensors = HostTensors { into: Some(*into), output_first: first, ..HostTensors::default() };
         loop {
-            match runner.job.schedule.prepare_next() {
+            match self.job.schedule.prepare_next() {
                 Next::Input if *written == 0 => return Ok(Pull::NeedsInput),
                 Next::End if *written == 0 => return Ok(Pull::Ended),
                 Next::Input | Next::End => return Ok(Pull::Written),
                 Next::Op => {}
             }
-            let (stores, work) = match runner.job.schedule.front() {
+            let (stores, work) = match self.job.schedule.front() {
                 Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
                 op => (None, op.map_or(0, |op| op_work(op, &network))),
             };
             if stores.is_some_and(|(_, frame)| frame - first >= room) {
                 return Ok(Pull::Written);
             }
-            runner.run(&mut || watch.stop())?;
+            self.job.run(&tensors, &mut || watch.stop())?;
             match stores {
                 // The clips of a batch leave together, so the last one completes the frame.
                 Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
@@ -82,13 +80,12 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.check.push(view)?;
         let (taken, input_first) = (self.job.schedule.room().min(view.shape().frames), self.job.schedule.loaded());
         let tensors = HostTensors { input: Some(*view), input_first, ..HostTensors::default() };
-        let mut runner = Runner { job: &mut self.job, tensors };
         for _ in 0..taken {
-            runner.job.schedule.load();
+            self.job.schedule.load();
         }
         let mut loaded = Ok(());
-        while let (Ok(()), Some(Op::Load(_))) = (&loaded, runner.job.schedule.front()) {
-            loaded = runner.run(&mut || false);
+        while let (Ok(()), Some(Op::Load(_))) = (&loaded, self.job.schedule.front()) {
+            loaded = self.job.run(&tensors, &mut || false);
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
         let finished = self.job.end(None);
@@ -101,8 +98,8 @@ impl<B: Backend> FrameStream for Streaming<B> {
         *written = 0;
         self.check.intact()?;
         self.check.pull(into)?;
-        into.stream.map_or(Ok(()), |stream| self.job.backend.check_stream(stream))?;
-        let stream = self.job.stream_for(into.stream, &[Some(into.output), into.logvar]);
+        into.stream.map_or(Ok(()), |stream| self.job.on.device.check_stream(stream))?;
+        let stream = self.job.stream_for(into, None);
         self.job.begin(stream)?;
         let result = self.work(into, control, written);
         self.pulled += *written;
@@ -115,18 +112,17 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let seen = known.unwrap_or_default();
         self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
         let pull = result?;
-        let direction = self.job.direction();
-        let ReadyJob { auto, settings, backend, .. } = &mut self.job;
-        if auto.is_overflow(settings, backend.precision(), self.seen) {
+        let direction = self.job.network().direction;
+        if self.job.auto.is_overflow(self.seen) {
             (*written, self.check.broken) = (0, true);
             return Err(nonfinite::overflowed_stream(direction));
         }
         if known.is_some() && pull == Pull::Written {
-            auto.learn(direction, settings, backend.precision(), self.seen);
+            self.job.auto.learn(direction, self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, self.job.settings.on_nonfinite, direction, control);
+            let told = nonfinite::report(self.seen, self.job.on.settings.on_nonfinite, direction, control);
             self.check.broken = told.is_err();
             told?;
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Allocators;
+use super::device_model::DeviceModel;
 use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Result, check_cancel};
@@ -30,7 +31,6 @@ pub struct Weights<B: Backend> {
 pub struct WeightsKey {
     pub file: FileIdentity,
     pub place: TensorDevice,
-    pub precision: Precision,
     /// Kernels may read weights in an order of their own. `VVAE_ARCH` may change kernels between two handles.
     pub arithmetic: String,
     pub direction: Direction,
@@ -39,10 +39,11 @@ pub struct WeightsKey {
     pub allocators: Allocators,
 }
 
-type WeakWeights = Weak<dyn Any + Send + Sync>;
+/// Some [`Weights`], once they are loaded.
+type AnyWeights = Option<Arc<dyn Any + Send + Sync>>;
 
 /// The weights of one key. Locked during the load, so that a second session waits instead of loading again.
-type RegistryEntry = Mutex<WeakWeights>;
+type RegistryEntry = Mutex<AnyWeights>;
 
 /// How often a session that waits for another one's load checks for a cancel.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -55,14 +56,13 @@ fn entry(key: &WeightsKey) -> Arc<RegistryEntry> {
     if let Some(found) = registry.iter().find(|(k, _)| k == key).and_then(|(_, entry)| entry.upgrade()) {
         return found;
     }
-    let nothing: WeakWeights = Weak::<()>::new();
-    let made = Arc::new(Mutex::new(nothing));
+    let made = Arc::default();
     registry.push((key.clone(), Arc::downgrade(&made)));
     made
 }
 
 /// Locks the entry once no other session loads it. A cancel ends the waiting, not the load.
-fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<'a, WeakWeights>> {
+fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<'a, AnyWeights>> {
     loop {
         if let Some(free) = entry.try_lock_for(PATIENCE) {
             return Ok(free);
@@ -77,19 +77,10 @@ pub struct SharedWeights<B: Backend> {
     pub loaded: Arc<Weights<B>>,
     /// Per layer, whether its weights are offloaded.
     pub offloaded: Vec<bool>,
-    /// On the device.
-    pub held: Held,
-    /// Offloaded weights.
-    pub pinned: Held,
-    /// Keeps the registry's entry alive as long as the weights.
+    /// The registry's entry, which keeps the weights as long as any session shares them.
     _entry: Arc<RegistryEntry>,
-}
-
-impl<B: Backend> SharedWeights<B> {
-    /// Whether no stream needs them.
-    pub fn is_idle(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) == 1
-    }
+    /// On the device, and offloaded.
+    pub held: Held,
 }
 
 /// Peak host memory of loading, weights included. 0 where a device holds them: loading then takes no more.
@@ -129,10 +120,9 @@ impl PartsInFlight {
 
 /// What it takes to load the weights of `key`.
 pub struct Loading<'a, B: Backend> {
-    pub backend: &'a B,
+    pub on: &'a DeviceModel<B>,
     pub key: WeightsKey,
     pub file: &'a CheckpointFile,
-    pub network: &'a Network,
     pub bytes: WeightBytes,
     pub ledger: &'a Arc<Ledger>,
     pub cancel: &'a AtomicBool,
@@ -149,23 +139,23 @@ impl<B: Backend> Loading<'_, B> {
     pub fn share(self) -> Result<Arc<SharedWeights<B>>> {
         let entry = entry(&self.key);
         let mut weights = wait(&entry, self.cancel)?;
-        let (held, pinned) = (self.ledger.hold(self.bytes.device()), self.ledger.hold_pinned(self.bytes.host));
-        let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
+        let held = self.ledger.hold(self.bytes.device(), self.bytes.host);
+        let known = weights.clone().and_then(|any| any.downcast::<Weights<B>>().ok());
         let loaded = match known {
             Some(known) => known,
             None => {
-                let loaded = Arc::new(self.load()?);
-                let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
-                *weights = Arc::downgrade(&any);
+                let loaded = Arc::new(self.on.with_threads(|| self.load())?);
+                *weights = Some(Arc::clone(&loaded) as _);
                 loaded
             }
         };
         drop(weights);
-        Ok(Arc::new(SharedWeights { loaded, offloaded: self.key.offloaded, held, pinned, _entry: entry }))
+        Ok(Arc::new(SharedWeights { loaded, offloaded: self.key.offloaded, _entry: entry, held }))
     }
 
     fn load(&self) -> Result<Weights<B>> {
-        let Loading { backend, key, network, bytes, ledger, .. } = self;
+        let Loading { on, key, bytes, ledger, .. } = self;
+        let (backend, network) = (&*on.device, on.network(key.direction));
         let checkpoint = self.file.open()?;
         let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
         let mut host = match bytes.host {
@@ -179,8 +169,8 @@ impl<B: Backend> Loading<'_, B> {
             convs.push(backend.allocate_conv(&into.store, into.taken, &layer.layout)?);
             into.taken += backend.sizes().weight_bytes(&layer.layout);
         }
-        let in_flight = PartsInFlight::of(*backend, network);
-        let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes));
+        let in_flight = PartsInFlight::of(backend, network);
+        let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes, 0));
         self.write(&checkpoint, &convs, in_flight.count)?;
         drop(transient);
         // A file that changed during the load may have given a mix.
@@ -191,7 +181,7 @@ impl<B: Backend> Loading<'_, B> {
 
     /// Folds and packs the parts of all layers on all cores, at most `in_flight` at a time.
     fn write(&self, checkpoint: &Checkpoint, convs: &[B::Conv], in_flight: usize) -> Result<()> {
-        let Loading { backend, network, .. } = self;
+        let (backend, network) = (&*self.on.device, self.on.network(self.key.direction));
         // The error of f32 products is far below that of rounding to 16 bits.
         let product_type = match backend.precision() {
             Precision::Fp16 | Precision::Bf16 => ProductType::F32,

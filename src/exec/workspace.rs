@@ -12,18 +12,17 @@ use crate::plan::Plan;
 pub struct Workspace<B: Backend> {
     pub memory: B::Memory,
     pub bytes: u64,
-    /// The bytes, and what the device takes beside them to reach host memory.
-    pub held: Held,
     pub host: PinnedBytes,
-    _pinned: Held,
+    /// Of the device the bytes, and what it takes beside them to reach host memory.
+    pub held: Held,
 }
 
 impl<B: Backend> Workspace<B> {
     pub fn allocate(backend: &B, ledger: &Arc<Ledger>, plan: &Plan) -> Result<Workspace<B>> {
         let (bytes, host) = (plan.workspace_bytes(), plan.pinned());
         let memory = backend.allocate(bytes, host)?;
-        let held = ledger.hold(bytes + plan.mapping_bytes());
-        Ok(Workspace { memory, bytes, held, host, _pinned: ledger.hold_pinned(host.total()) })
+        let held = ledger.hold(bytes + plan.mapping_bytes(), host.total());
+        Ok(Workspace { memory, bytes, host, held })
     }
 
     /// Whether it is exactly what a plan asks for.

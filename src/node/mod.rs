@@ -31,8 +31,8 @@ pub fn configure(settings: &mut Settings, key: &str, value: &str) -> Result<()> 
 
 /// Refuses tiles that are asked for and forbidden. `key` was set last.
 fn check_tiles(settings: &Settings, key: &str) -> Result<()> {
-    let tiled = [("encode_tiled", settings.encode_tiling), ("decode_tiled", settings.decode_tiling)];
-    let asked = tiled.into_iter().find(|(_, tiling)| tiling.enabled && !settings.allow_tiles);
+    let mut tiled = ["encode_tiled", "decode_tiled"].into_iter().zip(settings.tiling);
+    let asked = tiled.find(|(_, tiling)| tiling.enabled && !settings.allow_tiles);
     match asked {
         Some((asked, _)) if key == "tiles" => {
             Err(Error::Argument(format!("tiles: never contradicts {asked}=true; set {asked} to false first")))
@@ -73,8 +73,7 @@ pub fn defaults() -> Settings {
         seed: 0,
         cache: CacheFormat::Exact,
         allow_tiles: true,
-        encode_tiling: blank,
-        decode_tiling: blank,
+        tiling: [blank; 2],
         slice_frames: None,
         chunk_frames: None,
         on_nonfinite: OnNonFinite::Propagate,
@@ -117,8 +116,7 @@ mod tests {
     fn defaults_are_those_of_the_peers() {
         let settings = defaults();
         let tiling = Tiling { enabled: false, size: 1024, overlap: 128 };
-        assert_eq!(settings.encode_tiling, tiling);
-        assert_eq!(settings.decode_tiling, tiling);
+        assert_eq!(settings.tiling, [tiling; 2]);
         assert_eq!(settings.seed, 42);
         assert_eq!(settings.scaling_factor, 1.0);
         assert_eq!((settings.memory_limit, settings.mixed_devices), (vec![Limit::Auto], false));
@@ -186,8 +184,10 @@ mod tests {
             seed: u64::MAX,
             cache: CacheFormat::U8,
             allow_tiles: true,
-            encode_tiling: Tiling { enabled: true, size: 512, overlap: 64 },
-            decode_tiling: Tiling { enabled: true, size: 768, overlap: 32 },
+            tiling: [
+                Tiling { enabled: true, size: 512, overlap: 64 },
+                Tiling { enabled: true, size: 768, overlap: 32 },
+            ],
             slice_frames: Some(4),
             chunk_frames: Some(2),
             on_nonfinite: OnNonFinite::Fail,

@@ -290,7 +290,7 @@ pub static PARAMS: &[Param] = &[
         unit: c"",
         help: c"Encode in tiles even if the whole image fits. Tiles are never exact.",
         only: Some(Direction::Encode),
-        set: |s, v| s.encode_tiling.enabled = v.bool(),
+        set: |s, v| s.tiling[Direction::Encode as usize].enabled = v.bool(),
     },
     Param {
         key: c"encode_tile_size",
@@ -299,7 +299,7 @@ pub static PARAMS: &[Param] = &[
         unit: c"pixels",
         help: c"Height and width of a tile of encode_tiled.",
         only: Some(Direction::Encode),
-        set: |s, v| s.encode_tiling.size = v.int(),
+        set: |s, v| s.tiling[Direction::Encode as usize].size = v.int(),
     },
     Param {
         key: c"encode_tile_overlap",
@@ -308,7 +308,7 @@ pub static PARAMS: &[Param] = &[
         unit: c"pixels",
         help: c"Overlap of neighbouring tiles, which fade into each other there; less than encode_tile_size.",
         only: Some(Direction::Encode),
-        set: |s, v| s.encode_tiling.overlap = v.int(),
+        set: |s, v| s.tiling[Direction::Encode as usize].overlap = v.int(),
     },
     Param {
         key: c"decode_tiled",
@@ -317,7 +317,7 @@ pub static PARAMS: &[Param] = &[
         unit: c"",
         help: c"Decode in tiles even if the whole image fits. Tiles are never exact.",
         only: Some(Direction::Decode),
-        set: |s, v| s.decode_tiling.enabled = v.bool(),
+        set: |s, v| s.tiling[Direction::Decode as usize].enabled = v.bool(),
     },
     Param {
         key: c"decode_tile_size",
@@ -326,7 +326,7 @@ pub static PARAMS: &[Param] = &[
         unit: c"pixels",
         help: c"Height and width of a tile of decode_tiled.",
         only: Some(Direction::Decode),
-        set: |s, v| s.decode_tiling.size = v.int(),
+        set: |s, v| s.tiling[Direction::Decode as usize].size = v.int(),
     },
     Param {
         key: c"decode_tile_overlap",
@@ -335,7 +335,7 @@ pub static PARAMS: &[Param] = &[
         unit: c"pixels",
         help: c"Overlap of neighbouring tiles, which fade into each other there; less than decode_tile_size.",
         only: Some(Direction::Decode),
-        set: |s, v| s.decode_tiling.overlap = v.int(),
+        set: |s, v| s.tiling[Direction::Decode as usize].overlap = v.int(),
     },
     Param {
         key: c"slice_frames",

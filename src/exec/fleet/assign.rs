@@ -16,28 +16,24 @@ const TRIES: usize = 3;
 /// A division is kept unless another one takes this share of its time.
 const WORTH_ANOTHER: f64 = 0.97;
 
-/// Divides a part of a job among the members that can do it. Members that cannot plan their share are left out. Returns
-/// what each member does.
-pub fn assign(
-    members: &mut [Member],
-    job: &FleetJob,
-    part: &Part,
-    cancel: &AtomicBool,
-) -> Result<Vec<Vec<PlannedPart>>> {
+/// Divides a part of a job among the members that can do it, with plans. Members that cannot plan their share are left
+/// out.
+pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &AtomicBool) -> Result<()> {
     let cut = |frame: u64| job.cut_cost(frame);
-    let (direction, step) = (job.direction(), job.cut_step(members.len()));
+    let (direction, step) = (job.network.direction, job.cut_step(members.len()));
     let mut tries = 0;
     loop {
         let speeds: Vec<f64> = members.iter().map(|member| member.speed(direction)).collect();
         if speeds.iter().all(|speed| *speed == 0.0) {
-            return Err(no_member(members));
+            let failed = members.iter().find_map(Member::failure);
+            return Err(failed.unwrap_or_else(|| Error::Internal("no device is left, but none failed".into())));
         }
         let division = divide::divide(part, &speeds, &cut, step);
         let planned = plan(members, job, &division, cancel);
-        let (mut all, mut left_out) = (Vec::new(), false);
+        let mut left_out = false;
         for (member, planned) in members.iter_mut().zip(planned) {
             match planned {
-                Ok(parts) => all.push(parts),
+                Ok(parts) => member.todo = parts,
                 Err(error) if member::is_of_device(&error) => {
                     member.leave_out(error);
                     left_out = true;
@@ -45,39 +41,34 @@ pub fn assign(
                 Err(error) => return Err(error),
             }
         }
-        if left_out || leave_out_tiled(members, &all) {
+        if left_out || leave_out_tiled(members) {
             continue;
         }
         tries += 1;
-        let found = found_speeds(members, job, &all);
+        let found = found_speeds(members, job);
         members.iter_mut().zip(&found).for_each(|(member, speed)| member.set_speed(direction, *speed));
         let took = divide::seconds(&division, &found, &cut);
         let better = divide::seconds(&divide::divide(part, &found, &cut, step), &found, &cut);
         if tries == TRIES || better >= WORTH_ANOTHER * took {
-            return Ok(all);
+            return Ok(());
         }
     }
 }
 
 /// Leaves out members that could only work in tiles, if others can do without: tiles are not exact.
-fn leave_out_tiled(members: &mut [Member], all: &[Vec<PlannedPart>]) -> bool {
-    let is_tiled = |parts: &[PlannedPart]| parts.iter().any(|planned| planned.plan.is_tiled());
-    let busy = all.iter().filter(|parts| !parts.is_empty()).count();
-    let tiled = all.iter().filter(|parts| is_tiled(parts)).count();
+fn leave_out_tiled(members: &mut [Member]) -> bool {
+    let is_tiled = |member: &Member| member.todo.iter().any(|planned| planned.plan.is_tiled());
+    let busy = members.iter().filter(|member| !member.todo.is_empty()).count();
+    let tiled = members.iter().filter(|member| is_tiled(member)).count();
     if tiled == 0 || tiled == busy {
         return false;
     }
-    for (member, _) in members.iter_mut().zip(all).filter(|(_, parts)| is_tiled(parts)) {
+    for member in members.iter_mut().filter(|member| is_tiled(member)) {
         member.leave_out(Error::Memory(
             "memory_limit: its part would fit in tiles only, which is not exact; raise its limit".into(),
         ));
     }
     true
-}
-
-fn no_member(members: &mut [Member]) -> Error {
-    let failed = members.iter().find_map(Member::failure);
-    failed.unwrap_or_else(|| Error::Internal("no device is left, but none failed".into()))
 }
 
 /// The plans of each member's parts. Parts that are alike, of members of one kind, are planned once.
@@ -118,13 +109,13 @@ fn plan(
 
 /// Frames a second of each member: those of its plan, corrected by how long its runs took. Members without a part are
 /// taken for as fast as the others on average.
-fn found_speeds(members: &[Member], job: &FleetJob, all: &[Vec<PlannedPart>]) -> Vec<f64> {
-    let speed = |(member, parts): (&Member, &Vec<PlannedPart>)| {
-        let cost: f64 = parts.iter().map(|planned| job.cost(&planned.part)).sum();
-        let seconds = member.expected_seconds(job.direction(), parts);
+fn found_speeds(members: &[Member], job: &FleetJob) -> Vec<f64> {
+    let speed = |member: &Member| {
+        let cost: f64 = member.todo.iter().map(|planned| job.cost(&planned.part)).sum();
+        let seconds = member.expected_seconds(job.network.direction, member.todo.iter());
         (seconds > 0.0).then_some(cost / seconds)
     };
-    let known: Vec<Option<f64>> = members.iter().zip(all).map(speed).collect();
+    let known: Vec<Option<f64>> = members.iter().map(speed).collect();
     let (sum, count) = known.iter().flatten().fold((0.0, 0), |(sum, count), speed| (sum + speed, count + 1));
     let mean = if count == 0 { 1.0 } else { sum / f64::from(count) };
     members
@@ -134,37 +125,23 @@ fn found_speeds(members: &[Member], job: &FleetJob, all: &[Vec<PlannedPart>]) ->
         .collect()
 }
 
-/// The report of a whole job: sums, and what each device does. `all`: of each member its parts; `took`: its seconds, if
-/// it ran.
-pub fn report(
-    members: &[Member],
-    job: &FleetJob,
-    all: &[Vec<PlannedPart>],
-    took: &[f64],
-    mixed: bool,
-) -> Result<PlanReport> {
-    // A member's parts run one after the other, in the same memory.
-    let most = |parts: &[PlannedPart], bytes: fn(&PlanReport) -> u64| {
-        parts.iter().map(|planned| bytes(&planned.plan)).max().unwrap_or(0)
+/// The report of a whole job: sums, and what each device does.
+pub fn report(members: &[Member], job: &FleetJob, mixed: bool) -> Result<PlanReport> {
+    let device = |member: &Member| DeviceReport {
+        device: member.session.place().to_string(),
+        parts: member.parts().map(|planned| planned.part.clone()).collect(),
+        seconds: member.expected_seconds(job.network.direction, member.parts()),
+        measured_seconds: member.seconds,
+        device_bytes: member.most(|plan| plan.device_bytes),
+        host_bytes: member.most(|plan| plan.host_bytes),
+        unused: member.failure().filter(|_| member.parts().next().is_none()).map(|error| error.to_string()),
     };
-    let device = |(index, member): (usize, &Member)| {
-        let own = &all[index];
-        DeviceReport {
-            device: member.session.place().to_string(),
-            parts: own.iter().map(|planned| planned.part.clone()).collect(),
-            seconds: member.expected_seconds(job.direction(), own),
-            measured_seconds: took.get(index).copied().unwrap_or(0.0),
-            device_bytes: most(own, |plan| plan.device_bytes),
-            host_bytes: most(own, |plan| plan.host_bytes),
-            unused: member.failure().filter(|_| own.is_empty()).map(|error| error.to_string()),
-        }
-    };
-    let devices: Vec<DeviceReport> = members.iter().enumerate().map(device).collect();
-    let plans = || all.iter().flatten().map(|planned| &planned.plan);
+    let devices: Vec<DeviceReport> = members.iter().map(device).collect();
+    let plans = || members.iter().flat_map(Member::parts).map(|planned| &planned.plan);
     let Some(first) = plans().next() else { return Err(Error::Internal("a job without parts".into())) };
-    let sum = |bytes: fn(&PlanReport) -> u64| all.iter().map(|own| most(own, bytes)).sum::<u64>();
+    let sum = |bytes: fn(&PlanReport) -> u64| members.iter().map(|member| member.most(bytes)).sum::<u64>();
     let seconds = devices.iter().map(|device| device.seconds).fold(0.0, f64::max);
-    let useful: f64 = members.iter().map(|member| member.speed(job.direction())).sum::<f64>() * seconds;
+    let useful: f64 = members.iter().map(|member| member.speed(job.network.direction)).sum::<f64>() * seconds;
     Ok(PlanReport {
         range: job.frame_range(&job.whole),
         input: job.input_shape(),

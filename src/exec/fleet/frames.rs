@@ -131,7 +131,7 @@ impl NearCall {
             frames.append(&call.input)?;
             (near.call.input, near._input) = (frames.all()?, Some(frames));
         }
-        for view in [Some(&mut near.call.output), near.call.logvar.as_mut()].into_iter().flatten() {
+        for view in [Some(&mut near.call.into.output), near.call.into.logvar.as_mut()].into_iter().flatten() {
             if is_far(view) {
                 let frames = Frames::of(view.shape().frames, view)?;
                 let own = frames.all()?;

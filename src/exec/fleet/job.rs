@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::exec::{Call, ClipRange, Extent, JobShape};
+use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs};
 use crate::ir::{Shape, View};
-use crate::model::{Cone, Direction, FrameRange, Network};
+use crate::model::{Cone, FrameRange, Network};
 use crate::plan::cone_work;
 use crate::report::{Part, PlanReport};
 
@@ -22,8 +22,6 @@ pub struct FleetJob {
     pub clip: Shape,
     /// All of it.
     pub whole: Part,
-    /// The input frame that the host's tensor begins with.
-    first_input: u64,
     is_range: bool,
     frame_work: f64,
 }
@@ -38,31 +36,25 @@ pub struct PlannedPart {
 impl FleetJob {
     /// `input`: the shape of the clip; `frames`: how many come out, if the host says.
     pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> FleetJob {
-        let clip_frames = range.map_or(input.frames, |range| range.clip_frames);
-        let first = range.map_or(0, |range| range.first);
+        let clip = ClipRange { clip_frames: input.frames, first: 0, count: None };
+        let ClipRange { clip_frames, first, count } = range.unwrap_or(clip);
         let all = || network.output_frames(clip_frames).saturating_sub(first);
-        let frames = frames.or(range.and_then(|range| range.count)).unwrap_or_else(all);
+        let frames = frames.or(count).unwrap_or_else(all);
         let whole = Part { clips: 0..input.batch, frames: first..first + frames };
         let mut job = FleetJob {
             network: Arc::clone(network),
             clip: Shape { frames: clip_frames, ..input },
-            first_input: 0,
             is_range: range.is_some(),
             frame_work: 1.0,
             whole,
         };
-        job.first_input = job.cone(&job.whole.frames).first_input;
         let work = |frames| job.work(&(0..frames));
         job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
         job
     }
 
-    pub fn direction(&self) -> Direction {
-        self.network.direction
-    }
-
     /// What these frames of the clip depend on.
-    fn cone(&self, frames: &Range<u64>) -> Cone {
+    pub fn cone(&self, frames: &Range<u64>) -> Cone {
         Cone::new(&self.network, FrameRange { first: frames.start, end: Some(frames.end) })
     }
 
@@ -118,7 +110,7 @@ impl FleetJob {
     pub fn shape(&self, part: &Part) -> JobShape {
         let input = Shape { batch: part.clip_count(), ..self.clip };
         let extent = self.range(part).map_or(Extent::Clip, Extent::Range);
-        JobShape { direction: self.direction(), input, extent }
+        JobShape { direction: self.network.direction, input, extent }
     }
 
     /// The shape that the host passes in.
@@ -127,25 +119,25 @@ impl FleetJob {
         Shape { frames: inputs.end - inputs.start, ..self.clip }
     }
 
-    /// The input frames of a part, counted as in the host's tensor.
+    /// The input frames of a part.
     fn inputs(&self, part: &Part) -> Range<u64> {
-        if self.range(part).is_none() {
-            return 0..self.clip.frames;
+        match self.range(part) {
+            None => 0..self.clip.frames,
+            Some(_) => self.cone(&part.frames).inputs(self.clip.frames),
         }
-        let inputs = self.cone(&part.frames).inputs(self.clip.frames);
-        inputs.start - self.first_input..inputs.end - self.first_input
     }
 
     /// The call that a part of a whole call is.
     pub fn call(&self, part: &Part, whole: &Call) -> Call {
         let first = self.whole.frames.start;
         let frames = part.frames.start - first..part.frames.end - first;
+        // The host's tensor begins with the first input of all.
+        let (inputs, origin) = (self.inputs(part), self.inputs(&self.whole).start);
         let output = |view: View| view.clips(part.clips.clone()).frames(frames.clone());
         Call {
             range: self.range(part),
-            input: whole.input.clips(part.clips.clone()).frames(self.inputs(part)),
-            output: output(whole.output),
-            logvar: whole.logvar.map(output),
+            input: whole.input.clips(part.clips.clone()).frames(inputs.start - origin..inputs.end - origin),
+            into: Outputs { output: output(whole.into.output), logvar: whole.into.logvar.map(output), ..whole.into },
             first_clip: part.clips.start,
             ..*whole
         }

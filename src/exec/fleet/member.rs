@@ -4,6 +4,7 @@ use super::job::PlannedPart;
 use crate::error::Error;
 use crate::exec::DeviceSession;
 use crate::model::Direction;
+use crate::report::PlanReport;
 
 pub struct Member {
     pub session: Box<dyn DeviceSession>,
@@ -11,6 +12,11 @@ pub struct Member {
     speeds: [f64; 2],
     /// Measured seconds for each estimated one.
     corrections: [f64; 2],
+    /// What it is to compute in the running call, and what it has computed, in so many seconds from the first operation
+    /// of each part on.
+    pub todo: Vec<PlannedPart>,
+    pub done: Vec<PlannedPart>,
+    pub seconds: f64,
     /// Why it is left out of the running call.
     failure: Option<Error>,
     /// Whether the host knows that.
@@ -27,7 +33,16 @@ impl Member {
     const LEAST_MEASURED: f64 = 0.05;
 
     pub fn new(session: Box<dyn DeviceSession>) -> Member {
-        Member { session, speeds: [1.0; 2], corrections: [1.0; 2], failure: None, told: false }
+        Member {
+            session,
+            speeds: [1.0; 2],
+            corrections: [1.0; 2],
+            todo: Vec::new(),
+            done: Vec::new(),
+            seconds: 0.0,
+            failure: None,
+            told: false,
+        }
     }
 
     /// Whether it takes part in the running call.
@@ -51,7 +66,8 @@ impl Member {
     }
 
     /// Before a call: what failed for lack of memory may work now. `all`: also devices that failed themselves.
-    pub fn try_again(&mut self, all: bool) {
+    pub fn begin(&mut self, all: bool) {
+        (self.todo, self.done, self.seconds) = (Vec::new(), Vec::new(), 0.0);
         if all || !matches!(self.failure, Some(Error::Device(_))) {
             (self.failure, self.told) = (None, false);
         }
@@ -68,20 +84,31 @@ impl Member {
         }
     }
 
+    /// All its parts in the running call.
+    pub fn parts(&self) -> impl Iterator<Item = &PlannedPart> {
+        self.done.iter().chain(&self.todo)
+    }
+
+    /// Bytes of its parts. They run one after the other, in the same memory.
+    pub fn most(&self, bytes: fn(&PlanReport) -> u64) -> u64 {
+        self.parts().map(|planned| bytes(&planned.plan)).max().unwrap_or(0)
+    }
+
     /// How long these plans will take, by how long others took.
-    pub fn expected_seconds(&self, direction: Direction, parts: &[PlannedPart]) -> f64 {
+    pub fn expected_seconds<'a>(&self, direction: Direction, parts: impl Iterator<Item = &'a PlannedPart>) -> f64 {
         self.corrections[direction as usize] * estimated_seconds(parts)
     }
 
-    /// These parts took `measured` seconds.
-    pub fn learn(&mut self, direction: Direction, parts: &[PlannedPart], measured: f64) {
-        let estimated = estimated_seconds(parts);
+    /// The parts that are done, but for the first `before`, took `measured` seconds.
+    pub fn learn(&mut self, direction: Direction, before: usize, measured: f64) {
+        self.seconds += measured;
+        let estimated = estimated_seconds(self.done[before..].iter());
         if measured >= Self::LEAST_MEASURED && estimated > 0.0 {
             self.corrections[direction as usize] = measured / estimated;
         }
     }
 }
 
-fn estimated_seconds(parts: &[PlannedPart]) -> f64 {
-    parts.iter().map(|planned| planned.plan.seconds).sum()
+fn estimated_seconds<'a>(parts: impl Iterator<Item = &'a PlannedPart>) -> f64 {
+    parts.map(|planned| planned.plan.seconds).sum()
 }

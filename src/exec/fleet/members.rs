@@ -4,22 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::assign;
-use super::job::{FleetJob, PlannedPart};
+use super::job::FleetJob;
 use super::member::{self, Member};
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
+use crate::exec::check::TensorCheck;
+use crate::exec::device_model::latent_maps;
+use crate::exec::ledger::{Ledger, Sharing};
 use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
-use crate::exec::{Call, Control, Timelines, check};
+use crate::exec::{Call, Control, DeviceSession, Opening, Outputs, Timelines};
 use crate::ir::TensorDevice;
-use crate::model::{Direction, Model, Network};
+use crate::model::checkpoint::CheckpointFile;
+use crate::model::{Direction, Network};
 use crate::report::PlanReport;
 
 /// The members, and the settings that they have now.
 pub struct Fleet {
     pub members: Vec<Member>,
+    file: CheckpointFile,
     networks: [Arc<Network>; 2],
     pub settings: Settings,
+    /// The sum of theirs, and what streams hold.
+    pub ledger: Arc<Ledger>,
 }
 
 fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -> Settings {
@@ -35,10 +42,19 @@ fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -
 }
 
 impl Fleet {
-    pub fn new(members: Vec<Member>, model: &Model, settings: Settings) -> Result<Fleet> {
-        let [encode, decode] = Direction::ALL.map(|direction| Network::new(model, direction).map(Arc::new));
-        let mut fleet = Fleet { members, networks: [encode?, decode?], settings: settings.clone() };
-        fleet.apply(&settings)?;
+    pub fn new(mut sessions: Vec<Box<dyn DeviceSession>>, opening: &Opening) -> Result<Fleet> {
+        let (file, settings) = (opening.checkpoint.file(), opening.settings.clone());
+        let of_devices: Vec<_> = sessions.iter().map(|session| (session.place(), session.ledger())).collect();
+        let ledger = Arc::new(Ledger::sum(of_devices.iter().map(|(_, ledger)| Arc::clone(ledger)).collect()));
+        for session in &mut sessions {
+            let same = of_devices.iter().filter(|(place, _)| *place == session.place());
+            let device = same.map(|(_, ledger)| Arc::clone(ledger)).collect();
+            session.share(Sharing { device, handle: Arc::clone(&ledger) });
+        }
+        let [encode, decode] = Direction::ALL.map(|direction| Network::new(&file.model, direction).map(Arc::new));
+        let members = sessions.into_iter().map(Member::new).collect();
+        let mut fleet = Fleet { members, file, networks: [encode?, decode?], settings, ledger };
+        fleet.apply(&opening.settings)?;
         Ok(fleet)
     }
 
@@ -46,13 +62,17 @@ impl Fleet {
         &self.networks[direction as usize]
     }
 
-    pub fn places(&self) -> Vec<TensorDevice> {
+    fn places(&self) -> Vec<TensorDevice> {
         self.members.iter().map(|member| member.session.place()).collect()
+    }
+
+    /// What the tensors of a call or a stream are checked against.
+    pub fn check(&self, direction: Direction) -> TensorCheck {
+        TensorCheck { network: Arc::clone(self.network(direction)), places: self.places() }
     }
 
     /// Gives every member its settings. A failure changes nothing.
     pub fn apply(&mut self, settings: &Settings) -> Result<()> {
-        check::limits(settings, self.members.len())?;
         let places = self.places();
         for index in 0..self.members.len() {
             let applied = self.members[index].session.configure(member_settings(settings, &places, index));
@@ -64,8 +84,8 @@ impl Fleet {
             }
         }
         // Latents may be packed.
-        let geometry = self.members[0].session.geometry();
-        self.networks.iter_mut().for_each(|network| Arc::make_mut(network).geometry = geometry);
+        let packing = latent_maps(settings, &self.file)?.packing;
+        self.networks.iter_mut().for_each(|network| Arc::make_mut(network).geometry.packing = packing);
         self.settings = settings.clone();
         Ok(())
     }
@@ -103,9 +123,9 @@ impl Fleet {
 
     /// Begins a call. Whether devices are mixed, which has to be allowed.
     fn begin(&mut self) -> Result<bool> {
-        self.members.iter_mut().for_each(|member| member.try_again(false));
+        self.members.iter_mut().for_each(|member| member.begin(false));
         if !self.members.iter().any(Member::is_able) {
-            self.members.iter_mut().for_each(|member| member.try_again(true));
+            self.members.iter_mut().for_each(|member| member.begin(true));
         }
         self.leave_fp16_together()?;
         let able = self.members.iter().filter(|member| member.is_able());
@@ -124,46 +144,36 @@ impl Fleet {
     /// `timelines`: gets that of each member's first part.
     pub fn plan(&mut self, job: &FleetJob, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         let mixed = self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole, cancel)?;
+        assign::assign(&mut self.members, job, &job.whole, cancel)?;
         if let Some(timelines) = timelines {
-            for (member, parts) in self.members.iter().zip(&all) {
-                let first = parts.first().map(|first| job.shape(&first.part));
+            for member in &self.members {
+                let first = member.todo.first().map(|first| job.shape(&first.part));
                 first.map(|first| member.session.plan(&first, Some(&mut *timelines), cancel)).transpose()?;
             }
         }
-        assign::report(&self.members, job, &all, &[], mixed)
+        assign::report(&self.members, job, mixed)
     }
 
     pub fn run(&mut self, job: &FleetJob, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (mixed, mut todo) = (self.begin()?, vec![job.whole.clone()]);
-        let mut finished: Vec<Vec<PlannedPart>> = vec![Vec::new(); self.members.len()];
-        let mut took = vec![0.0; self.members.len()];
         Watch::new(control, "plan", 0).advance(0)?;
         let mut meter = Meter::new(control, job);
         while let Some(part) = todo.pop() {
             let control = &mut *meter.watch.control;
-            let all = assign::assign(&mut self.members, job, &part, control.cancel)?;
+            assign::assign(&mut self.members, job, &part, control.cancel)?;
             self.warn_left_out(control);
             if part == job.whole {
                 Watch::new(control, "load", 0).advance(0)?;
             }
-            let work = Work { job, call, cancel: control.cancel, listens: control.log.is_some() };
-            let outcomes = run::run(&mut self.members, &all, work, &mut meter)?;
-            for (index, (outcome, mut parts)) in outcomes.into_iter().zip(all).enumerate() {
-                let left = parts.split_off(outcome.done);
-                // Those of a member that failed come back.
-                todo.extend(left.into_iter().map(|planned| planned.part));
-                took[index] += outcome.seconds;
-                self.members[index].learn(job.direction(), &parts, outcome.seconds);
-                finished[index].extend(parts);
-                if let Some(error) = outcome.failure {
-                    self.members[index].leave_out(error);
-                }
-            }
+            let work = Work { job, call, cancel: control.cancel };
+            run::run(&mut self.members, work, &mut meter)?;
+            // Those of a member that failed come back.
+            let left = self.members.iter_mut().flat_map(|member| member.todo.drain(..));
+            todo.extend(left.map(|planned| planned.part));
             self.warn_left_out(meter.watch.control);
         }
         meter.finish()?;
-        assign::report(&self.members, job, &finished, &took, mixed)
+        assign::report(&self.members, job, mixed)
     }
 
     /// Tells the host of members that failed.
@@ -178,8 +188,8 @@ impl Fleet {
 }
 
 /// Work of several devices cannot be ordered on one CUDA stream.
-pub fn refuse_stream(asked: bool) -> Result<()> {
-    if asked {
+pub fn refuse_stream(into: &Outputs) -> Result<()> {
+    if into.stream.is_some() {
         let text = "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out";
         return Err(Error::Argument(text.into()));
     }

@@ -4,11 +4,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::panicking;
 use std::time::{Duration, Instant};
 
 use super::frames::NearCall;
-use super::job::{FleetJob, PlannedPart};
+use super::job::FleetJob;
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
@@ -41,7 +40,7 @@ pub struct Meter<'a, 'c> {
 impl<'a, 'c> Meter<'a, 'c> {
     pub fn new(control: &'a mut Control<'c>, job: &FleetJob) -> Meter<'a, 'c> {
         let total = job.whole.all_frames() * FRAME_PROGRESS;
-        Meter { watch: Watch::new(control, job.direction().name(), total), frames: 0.0, total }
+        Meter { watch: Watch::new(control, job.network.direction.name(), total), frames: 0.0, total }
     }
 
     /// Tells the host, but not of the end: the last frames may have to be copied to its tensors yet.
@@ -55,27 +54,20 @@ impl<'a, 'c> Meter<'a, 'c> {
     }
 }
 
-/// What became of a member's parts.
-pub struct Outcome {
-    /// From the first operation on.
-    pub seconds: f64,
-    /// How many parts are done, and why not more.
-    pub done: usize,
-    pub failure: Option<Error>,
-}
-
 /// One member's side of a run.
 struct Worker<'a> {
     member: &'a mut Member,
-    parts: &'a [PlannedPart],
     work: Work<'a>,
     tell: Sender<Message>,
+    /// Whether the others may go on.
+    ended_well: bool,
 }
 
+/// After a failure that no other member can make good, or a panic.
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
-        if panicking() {
-            self.work.stop();
+        if !self.ended_well {
+            self.work.cancel.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -86,37 +78,20 @@ pub struct Work<'a> {
     pub job: &'a FleetJob,
     pub call: &'a Call,
     pub cancel: &'a AtomicBool,
-    /// Whether the host has a log.
-    pub listens: bool,
 }
 
-impl Work<'_> {
-    /// After a failure that no other member can make good.
-    fn stop(&self) {
-        self.cancel.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Runs everything that is assigned: the parts of each member. A failure that another member can make good is an
-/// outcome; any other is an error.
-pub fn run(
-    members: &mut [Member],
-    assigned: &[Vec<PlannedPart>],
-    work: Work,
-    meter: &mut Meter,
-) -> Result<Vec<Outcome>> {
+/// Runs everything that is assigned to the members.
+pub fn run(members: &mut [Member], work: Work, meter: &mut Meter) -> Result<()> {
     let (tell, told) = mpsc::channel();
-    let worker = |(member, parts)| Worker { member, parts, work, tell: tell.clone() };
-    let workers: Vec<Worker> = members.iter_mut().zip(assigned.iter().map(Vec::as_slice)).map(worker).collect();
+    let worker = |member| Worker { member, work, tell: tell.clone(), ended_well: false };
+    let workers: Vec<Worker> = members.iter_mut().map(worker).collect();
     drop(tell);
     let mut stopped = Ok(());
-    let outcomes = at_once(workers, |mut worker: Worker| worker.run(), || stopped = watch(&told, meter));
-    let outcomes = outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
-    let mut failures = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref());
-    if let Some(error) = failures.find(|error| !member::is_of_device(error) && **error != Error::Cancelled) {
-        return Err(error.clone());
-    }
-    stopped.map(|()| outcomes)
+    let ended = at_once(workers, |mut worker: Worker| worker.run(), || stopped = watch(&told, meter));
+    let ended: Vec<Result<()>> = ended.into_iter().map(Result::flatten).collect();
+    // A failure stops the other members, so they are cancelled.
+    let failed = ended.iter().find(|ended| !matches!(ended, Ok(()) | Err(Error::Cancelled)));
+    failed.cloned().unwrap_or_else(|| stopped.and(ended.into_iter().collect()))
 }
 
 /// Passes on what members tell, until all have ended.
@@ -133,7 +108,7 @@ fn watch(told: &Receiver<Message>, meter: &mut Meter) -> Result<()> {
         for message in first.into_iter().chain(told.try_iter()) {
             match message {
                 Message::Done(frames) => (meter.frames, heard) = (meter.frames + frames, true),
-                Message::Log(level, text) => log.iter().for_each(|log| log.log(level, format_args!("{text}"))),
+                Message::Log(level, text) => log.log(level, format_args!("{text}")),
             }
         }
         // After a stop the host hears no more of this call.
@@ -160,27 +135,32 @@ impl LogSink for Relay<'_> {
 }
 
 impl Worker<'_> {
-    fn run(&mut self) -> Outcome {
-        let mut outcome = Outcome { seconds: 0.0, done: 0, failure: None };
-        for planned in self.parts {
-            match self.run_part(&planned.part) {
-                Ok(seconds) => (outcome.seconds, outcome.done) = (outcome.seconds + seconds, outcome.done + 1),
-                Err(error) => {
-                    if !member::is_of_device(&error) {
-                        self.work.stop();
-                    }
-                    outcome.failure = Some(error);
+    /// Runs what is assigned to the member. A failure that another member can make good leaves this one out; any other
+    /// is an error.
+    fn run(&mut self) -> Result<()> {
+        let (before, mut seconds) = (self.member.done.len(), 0.0);
+        while let Some(part) = self.member.todo.first().map(|planned| planned.part.clone()) {
+            match self.run_part(&part) {
+                Ok(took) => {
+                    seconds += took;
+                    self.member.done.push(self.member.todo.remove(0));
+                }
+                Err(error) if member::is_of_device(&error) => {
+                    self.member.leave_out(error);
                     break;
                 }
+                Err(error) => return Err(error),
             }
         }
-        outcome
+        self.ended_well = true;
+        self.member.learn(self.work.job.network.direction, before, seconds);
+        Ok(())
     }
 
     /// Seconds from the first operation on.
     fn run_part(&mut self, part: &Part) -> Result<f64> {
-        let Worker { member, work: Work { job, call, cancel, listens }, tell, .. } = self;
-        let (place, stage, frames) = (member.session.place(), job.direction().name(), part.all_frames() as f64);
+        let Worker { member, work: Work { job, call, cancel }, tell, .. } = self;
+        let (place, stage, frames) = (member.session.place(), job.network.direction.name(), part.all_frames() as f64);
         let near = NearCall::new(job.call(part, call), place)?;
         let (mut begun, mut told) = (None, 0.0);
         let mut tell_done = |share: f64| {
@@ -195,9 +175,7 @@ impl Worker<'_> {
             }
             false
         };
-        let relay = Relay { tell, place };
-        let log = listens.then_some(&relay as &dyn LogSink);
-        let mut control = Control { cancel, progress: Some(&mut progress), log };
+        let mut control = Control { cancel, progress: Some(&mut progress), log: &Relay { tell, place } };
         let ran = member.session.run(&near.call, &mut control);
         let written = ran.and_then(|_| near.write_back());
         tell_done(if written.is_ok() { 1.0 } else { 0.0 });

@@ -13,7 +13,7 @@ use super::members::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
-use crate::exec::ledger::{Held, Ledger};
+use crate::exec::ledger::Held;
 use crate::exec::settings::{Limit, Settings};
 use crate::exec::{
     Call, ClipRange, Control, FrameStream, JobShape, Outputs, Progress, Pull, Timelines, check, nonfinite,
@@ -33,7 +33,6 @@ const LONGEST: u64 = 1 << 32;
 
 pub struct FleetStream {
     fleet: Arc<Mutex<Fleet>>,
-    ledger: Arc<Ledger>,
     settings: Settings,
     network: Arc<Network>,
     check: StreamCheck,
@@ -52,31 +51,24 @@ pub struct FleetStream {
     had_left_fp16: bool,
 }
 
-pub fn open(
-    fleet: &Arc<Mutex<Fleet>>,
-    ledger: &Arc<Ledger>,
-    job: &JobShape,
-    cancel: &AtomicBool,
-) -> Result<FleetStream> {
+pub fn open(fleet: &Arc<Mutex<Fleet>>, job: &JobShape, cancel: &AtomicBool) -> Result<FleetStream> {
     let mut locked = fleet.lock();
-    let network = Arc::clone(locked.network(job.direction));
-    let cone = check::job(&network, job)?;
-    let (input, first) = (Shape { frames: 0, ..job.input }, cone.range.first);
-    let round = round(&locked, &network, input)?;
+    let tensors = locked.check(job.direction);
+    let cone = check::job(&tensors.network, job)?;
+    let (round, first) = (round(&locked, job)?, cone.range.first);
     let plan = plan(&mut locked, &round, first, None, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
-        ledger: Arc::clone(ledger),
-        check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
+        network: Arc::clone(&tensors.network),
+        check: StreamCheck::new(tensors, job.input),
         round: round.whole.frame_count(),
         next: first,
         inputs: None,
         loaded: cone.first_input,
         outputs: Vec::new(),
-        held: ledger.hold_pinned(0),
+        held: locked.ledger.hold(0, 0),
         had_left_fp16: locked.has_left_fp16(),
-        network,
         plan,
     })
 }
@@ -98,10 +90,10 @@ pub fn plan(
 }
 
 /// A round of a stream, far into the clip.
-pub fn round(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<FleetJob> {
+pub fn round(fleet: &Fleet, stream: &JobShape) -> Result<FleetJob> {
     let job = |count| {
         let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(count) };
-        FleetJob::new(network, input, Some(range), None)
+        FleetJob::new(fleet.network(stream.direction), stream.input, Some(range), None)
     };
     Ok(job(round_frames(fleet, &job(1))?))
 }
@@ -123,7 +115,7 @@ fn round_frames(fleet: &Fleet, one: &FleetJob) -> Result<u64> {
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(one.clip.batch);
     let wanted = cuts as f64 * one.cut_cost(FAR) * (1.0 - CUT_SHARE) / CUT_SHARE;
-    let step = match one.direction() {
+    let step = match one.network.direction {
         Direction::Encode => 1,
         Direction::Decode => one.network.geometry.time,
     };
@@ -149,7 +141,7 @@ fn round_frames(fleet: &Fleet, one: &FleetJob) -> Result<u64> {
 /// Host memory for the input and output of a round, in the widest type. Log-variances are as large as latents.
 fn round_bytes(one: &FleetJob, frames: u64) -> u64 {
     let (network, clip) = (&one.network, one.clip);
-    let inputs = Cone::new(network, FrameRange { first: FAR, end: Some(FAR + frames) }).inputs(u64::MAX);
+    let inputs = one.cone(&(FAR..FAR + frames)).inputs(u64::MAX);
     let output = network.output_shape(network.input_frame(clip)).elements();
     let input_frame = clip.height * clip.width * clip.channels;
     4 * clip.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
@@ -165,7 +157,7 @@ impl FleetStream {
     /// Counts the frames that are held.
     fn count_held(&mut self) {
         let bytes = self.outputs.iter().chain(&self.inputs).map(Frames::bytes).sum();
-        self.held = self.ledger.hold_pinned(bytes);
+        self.held = self.fleet.lock().ledger.hold(0, bytes);
     }
 
     /// Output frames of the next round; 0 at the end. `None`: more input is needed.
@@ -185,29 +177,29 @@ impl FleetStream {
             outputs.push(Frames::of(count, &into.logvar.unwrap_or(into.output))?);
         }
         let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
-        let cone = check::range(&self.network, range)?;
-        let inputs = cone.inputs(self.loaded);
+        let job = FleetJob::new(&self.network, self.check.frame, Some(range), None);
         let Some(input) = &self.inputs else { return Err(Error::Internal("a round without input".into())) };
         let call = Call {
             direction: self.network.direction,
             range: Some(range),
-            input: input.view(0..inputs.end - inputs.start)?,
-            output: outputs[0].all()?,
-            logvar: outputs.get(1).map(Frames::all).transpose()?,
-            stream: None,
+            input: input.view(0..job.input_shape().frames)?,
+            into: Outputs {
+                output: outputs[0].all()?,
+                logvar: outputs.get(1).map(Frames::all).transpose()?,
+                stream: None,
+            },
             first_clip: 0,
         };
-        let job =
-            FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.frame }, Some(range), Some(count));
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
             self.check_precision(fleet)?;
             let plan = fleet.run(&job, &call, control)?;
             self.check_precision(fleet).map(|()| plan)
         })?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
+        let first_input = self.needed().start;
         self.next += count;
         self.outputs = outputs;
-        let passed = self.needed().start - inputs.start;
+        let passed = self.needed().start - first_input;
         if let Some(input) = &mut self.inputs {
             input.drop_front(passed.min(input.count()))?;
         }
@@ -312,7 +304,7 @@ impl FrameStream for FleetStream {
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         *written = 0;
         self.check.intact()?;
-        refuse_stream(into.stream.is_some())?;
+        refuse_stream(into)?;
         self.check.pull(into)?;
         let pulled = self.pull_all(into, control, written);
         // A tensor that does not fit the frames that wait loses none of them.

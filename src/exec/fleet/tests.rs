@@ -7,11 +7,13 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::*;
-use crate::exec::session::tests::{Tensors, rounding};
-use crate::exec::{Allocators, DeviceName, Limit, LogLevel, LogSink, PlanKind, Progress, open, open_one};
-use crate::ir::{DType, View};
+use crate::error::Error;
+use crate::exec::ledger::Sharing;
+use crate::exec::session::tests::{Tensors, opening, rounding};
+use crate::exec::{Limit, LogLevel, LogSink, Outputs, PlanKind, Progress, open_one};
+use crate::ir::{DType, TensorDevice, View};
 use crate::model::checkpoint::testing::TemporaryFile;
-use crate::model::{Checkpoint, Direction, Geometry};
+use crate::model::{Checkpoint, Direction};
 use crate::node;
 use crate::report::Part;
 use crate::testing::{golden, overflowing};
@@ -42,9 +44,6 @@ impl DeviceSession for Failing {
     fn plan_kind(&self) -> PlanKind {
         self.inner.plan_kind()
     }
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
     fn has_left_fp16(&self) -> bool {
         self.inner.has_left_fp16()
     }
@@ -57,15 +56,6 @@ impl DeviceSession for Failing {
 }
 
 impl Session for Failing {
-    fn model(&self) -> &Arc<Model> {
-        self.inner.model()
-    }
-    fn devices(&self) -> Vec<TensorDevice> {
-        self.inner.devices()
-    }
-    fn settings(&self) -> Settings {
-        self.inner.settings()
-    }
     fn configure(&mut self, settings: Settings) -> Result<()> {
         self.inner.configure(settings)
     }
@@ -99,18 +89,15 @@ impl Session for Failing {
 
 /// Two members, of which the first fails.
 fn fleet(after: u64, error: Error) -> (FleetSession, Arc<Runs>) {
-    let member = || {
-        open_one(
-            TensorDevice::Cpu,
-            &Checkpoint::open(&golden("small")).unwrap(),
-            Allocators::default(),
-            node::defaults(),
-        )
-        .unwrap()
-    };
+    let checkpoint = Checkpoint::open(&golden("small")).unwrap();
     let runs = Arc::new(Runs::default());
-    let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
-    (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
+    let failing = Failing { inner: member(&checkpoint), after, error, runs: Arc::clone(&runs) };
+    let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(failing), member(&checkpoint)];
+    (FleetSession::new(members, &opening(&checkpoint, node::defaults())).unwrap(), runs)
+}
+
+fn member(checkpoint: &Checkpoint) -> Box<dyn DeviceSession> {
+    open_one(TensorDevice::Cpu, &opening(checkpoint, node::defaults())).unwrap()
 }
 
 const LATENT: [u64; 5] = [1, 16, 33, 2, 2];
@@ -145,7 +132,8 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
     };
     let (input, output) = (view(&mut latent, LATENT), view(&mut video, VIDEO));
     let direction = Direction::Decode;
-    let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
+    let call =
+        Call { direction, range: None, input, into: Outputs { output, logvar: None, stream: None }, first_clip: 0 };
     let (cancel, log) = (AtomicBool::new(false), Warnings(&heard.warnings));
     let mut tell = |progress: Progress| {
         if progress.stage == "decode" {
@@ -156,20 +144,13 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
         }
         false
     };
-    let mut control = Control { cancel: &cancel, progress: Some(&mut tell), log: Some(&log) };
+    let mut control = Control { cancel: &cancel, progress: Some(&mut tell), log: &log };
     let report = session.run(&call, &mut control)?;
     Ok((video, report))
 }
 
 fn expected() -> Vec<f32> {
-    let mut one = open(
-        &[DeviceName::Place(TensorDevice::Cpu)],
-        &Checkpoint::open(&golden("small")).unwrap(),
-        Allocators::default(),
-        node::defaults(),
-        &(),
-    )
-    .unwrap();
+    let mut one = member(&Checkpoint::open(&golden("small")).unwrap());
     decode(&mut *one, &mut Heard::default()).unwrap().0
 }
 
@@ -235,11 +216,13 @@ fn rounding_fleet(tensor: &str) -> RoundingFleet {
     let members: Vec<Box<dyn DeviceSession>> = vec![Box::new(rounding(&file.0)), Box::new(second)];
     // So little that a stream has several rounds.
     let settings = Settings { host_memory_limit: Limit::Bytes(200 << 10), ..node::defaults() };
-    RoundingFleet { session: FleetSession::new(members, settings).unwrap(), runs, _file: file }
+    let checkpoint = Checkpoint::open(&file.0).unwrap();
+    let session = FleetSession::new(members, &opening(&checkpoint, settings)).unwrap();
+    RoundingFleet { session, runs, _file: file }
 }
 
 fn arithmetics(session: &FleetSession) -> Vec<String> {
-    session.fleet.lock().members.iter().map(|member| member.session.arithmetic()).collect()
+    session.0.lock().members.iter().map(|member| member.session.arithmetic()).collect()
 }
 
 const DECODER: &str = "decoder.up_blocks.2.resnets.0.conv2.weight";

@@ -7,7 +7,7 @@ use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::ready_job::ReadyJob;
-use crate::exec::search::{Job, MARGIN};
+use crate::exec::search::Job;
 use crate::exec::settings::Settings;
 use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::Workspace;
@@ -25,38 +25,29 @@ pub(super) struct Asked {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Bytes that a job may take: all that this session holds already may be used again.
-    pub(super) fn limit(&self) -> u64 {
-        let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
-        self.settings.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))
-    }
-
-    /// The same for host memory beside the device's.
-    pub(super) fn host_limit(&self) -> u64 {
-        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let idle = pinned + self.idle_weights().map(|share| share.pinned.bytes()).sum::<u64>();
-        let free = host_memory().available;
-        self.sharing.host_bytes(self.settings.host_memory_limit, free, &self.ledger, idle)
-    }
-
+    /// Bytes that a job may take of the device, and of host memory beside it: all that this session holds already may be
+    /// used again.
     pub(super) fn limits(&self) -> PlanLimits {
-        PlanLimits { device: self.limit(), host: self.host_limit() }
+        let (settings, idle) = (&self.on.settings, self.idle().map(|held| held.host).sum());
+        let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
+        let free_host = host_memory().available;
+        PlanLimits {
+            device: settings.device_bytes(free),
+            host: self.sharing.host_bytes(settings.host_memory_limit, free_host, &self.ledger, idle),
+        }
     }
 
-    /// The plan of a job within `limit` bytes of device memory: that of the last search, if it was for the same.
-    pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
-        let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
-        let limits = PlanLimits { device: limit, host: self.host_limit() };
+    /// The plan of a job within these limits: that of the last search, if it was for the same and fits in host memory.
+    pub(super) fn find_plan(&self, job: &Job, limits: PlanLimits, cancel: &AtomicBool) -> Result<Plan> {
+        let asked = Asked { job: job.clone(), limit: limits.device, settings: self.on.settings.clone() };
         let mut planned = self.planned.lock();
         if let Some((_, known)) =
             planned.as_ref().filter(|(same, plan)| *same == asked && plan.host_bytes() <= limits.host)
         {
             return Ok(known.clone());
         }
-        let network = self.on.network(job.direction);
-        let load_bytes = weights::load_bytes(&*self.on.device, network);
-        let request = job.request(network, &self.settings, limits, load_bytes);
-        let plan = self.on.plan(&request, &self.settings, &self.target(cancel)?, cancel)?;
+        let load_bytes = weights::load_bytes(&*self.on.device, self.on.network(job.direction));
+        let plan = self.on.plan(job, limits, load_bytes, &self.target(cancel)?)?;
         *planned = Some((asked, plan.clone()));
         Ok(plan)
     }
@@ -67,7 +58,7 @@ impl<B: Backend> Engine<B> {
             return;
         }
         let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);
-        let why = if self.settings.tiling(plan.direction).enabled {
+        let why = if self.on.settings.tiling[plan.direction as usize].enabled {
             format!("{node}_tiled asks for it")
         } else {
             "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into()
@@ -77,7 +68,7 @@ impl<B: Backend> Engine<B> {
 
     /// The host asked for more than is planned.
     fn warn_if_slice_is_shorter(&self, control: &Control) {
-        if let Some(asked) = self.settings.slice_frames.filter(|asked| *asked > MAX_SLICE_LATENTS) {
+        if let Some(asked) = self.on.settings.slice_frames.filter(|asked| *asked > MAX_SLICE_LATENTS) {
             control.warn(format_args!(
                 "slice_frames: {asked} is more than a slice can have; {MAX_SLICE_LATENTS} latent frames are taken"
             ));
@@ -91,11 +82,11 @@ impl<B: Backend> Engine<B> {
         self.warn_if_slice_is_shorter(control);
         for note in std::mem::take(&mut *self.notes.lock()) {
             let level = if note.is_warning { LogLevel::Warning } else { LogLevel::Info };
-            control.log(level, format_args!("{}", note.text));
+            control.log.log(level, format_args!("{}", note.text));
         }
         loop {
             let report = self.report(&plan);
-            control.log(LogLevel::Debug, format_args!("{report}"));
+            control.log.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
             let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
             match loaded.and_then(|()| self.take_workspace(&plan, control)) {
@@ -103,10 +94,8 @@ impl<B: Backend> Engine<B> {
                     self.warn_if_tiled(&report, control);
                     let weights = self.weights[direction as usize].clone();
                     return Ok(ReadyJob {
-                        backend: Arc::clone(&self.on.device),
+                        on: Arc::clone(&self.on),
                         place: self.place,
-                        settings: self.settings.clone(),
-                        latents: Arc::clone(&self.on.latents),
                         weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,
                         schedule: plan.schedule(&self.target(control.cancel)?),
@@ -119,9 +108,9 @@ impl<B: Backend> Engine<B> {
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.on.device.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.
-                    let limit = left.min(plan.device_bytes() / 16 * 15);
-                    control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
-                    plan = self.find_plan(job, limit, control.cancel)?;
+                    let device = left.min(plan.device_bytes() / 16 * 15);
+                    control.warn(format_args!("{why}; planning again with {}", Bytes(device)));
+                    plan = self.find_plan(job, PlanLimits { device, ..self.limits() }, control.cancel)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -131,12 +120,12 @@ impl<B: Backend> Engine<B> {
     /// Frees what the last call kept and this one cannot use: a workspace of another size, and the weights of the other
     /// direction if both do not fit.
     fn make_room(&mut self, direction: Direction, plan: &Plan) {
-        let (limit, host_limit) = (self.limit(), self.host_limit());
+        let limits = self.limits();
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
         let other = &mut self.weights[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
-            share.held.bytes().saturating_add(plan.device_bytes()) <= limit
-                && share.pinned.bytes().saturating_add(plan.host_bytes()) <= host_limit
+            share.held.device.saturating_add(plan.device_bytes()) <= limits.device
+                && share.held.host.saturating_add(plan.host_bytes()) <= limits.host
         };
         *other = other.take().filter(both_fit);
         self.tell_idle();

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::exec::settings::{Latents, Tiling};
 use crate::exec::{Allocators, Extent, Limit, LogLevel, LogSink, Outputs, Pull};
 use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};
+use crate::model::Checkpoint;
 use crate::node;
 use crate::testing::{golden, overflowing};
 
@@ -45,6 +46,10 @@ struct Ran {
     sites: Vec<WaitSite>,
 }
 
+pub(in crate::exec) fn opening(checkpoint: &Checkpoint, settings: Settings) -> Opening<'_> {
+    Opening { checkpoint, allocators: Allocators::default(), settings }
+}
+
 /// `limit`: of device memory; `None` for all of it.
 fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) -> Result<Ran> {
     let mut settings = node::defaults();
@@ -55,7 +60,7 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     let place = TensorDevice::Cuda(0);
     let make = Box::new(move |_: &Settings| HostGpu::new(seed, dropped));
     let checkpoint = Checkpoint::open(&golden(case.model))?;
-    let mut engine = Engine::open(place, &checkpoint, Allocators::default(), settings, make)?;
+    let mut engine = Engine::open(place, &opening(&checkpoint, settings), make)?;
     let count = |shape: [u64; 5]| shape.iter().product::<u64>() as usize;
     let mut input: Vec<f32> = (0..count(case.input)).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
     let mut output = vec![0.0_f32; count(case.output)];
@@ -63,9 +68,10 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
         let data = data.as_mut_ptr().cast();
         View::checked("t", data, DType::F32, TensorDevice::Cpu, shape.into(), None, true).unwrap()
     };
-    let (from, into) = (view(&mut input, case.input), view(&mut output, case.output));
+    let from = view(&mut input, case.input);
+    let into = Outputs { output: view(&mut output, case.output), logvar: None, stream: None };
     let (direction, cancel) = (case.direction, AtomicBool::new(false));
-    let call = Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
+    let call = Call { direction, range: None, input: from, into, first_clip: 0 };
     let report = engine.run(&call, &mut Control::new(&cancel))?;
     assert_eq!((report.input, report.output), (case.input.into(), case.output.into()));
     let bits = output.iter().map(|value| value.to_bits()).collect();
@@ -140,7 +146,7 @@ pub(in crate::exec) fn rounding(path: &Path) -> Engine<HostGpu> {
     let make = Box::new(|settings: &Settings| {
         HostGpu::new(1, None).map(|gpu| gpu.rounding(settings.precision.unwrap_or(Precision::Fp16)))
     });
-    Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), node::defaults(), make).unwrap()
+    Engine::open(TensorDevice::Cuda(0), &opening(&checkpoint, node::defaults()), make).unwrap()
 }
 
 /// Tensors of a call, in f32.
@@ -164,11 +170,11 @@ impl Tensors {
 
     /// What came out, its plan, and the warnings.
     pub fn run(&mut self, session: &mut dyn Session) -> Result<(Vec<f32>, PlanReport, Vec<String>)> {
-        let (from, into, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
-        let call =
-            Call { direction, range: None, input: from, output: into, logvar: None, stream: None, first_clip: 0 };
+        let (from, output, direction) = (Self::view(&mut self.input), Self::view(&mut self.output), self.direction);
+        let into = Outputs { output, logvar: None, stream: None };
+        let call = Call { direction, range: None, input: from, into, first_clip: 0 };
         let (cancel, warnings) = (AtomicBool::new(false), Warnings::default());
-        let mut control = Control { log: Some(&warnings), ..Control::new(&cancel) };
+        let mut control = Control { log: &warnings, ..Control::new(&cancel) };
         let report = session.run(&call, &mut control)?;
         Ok((self.output.0.clone(), report, warnings.0.into_inner()))
     }
@@ -302,10 +308,10 @@ fn latents_of_the_diffusion_model_are_raw_ones_scaled_and_packed() {
     ] {
         let checkpoint = Checkpoint::open(&golden(model)).unwrap();
         let open = |latents, enabled| {
-            let tiling = Tiling { enabled, size: 40, overlap: 16 };
-            let settings = Settings { latents, encode_tiling: tiling, decode_tiling: tiling, ..node::defaults() };
+            let tiling = [Tiling { enabled, size: 40, overlap: 16 }; 2];
+            let settings = Settings { latents, tiling, ..node::defaults() };
             let make = Box::new(|_: &Settings| HostGpu::new(4, None));
-            Engine::open(TensorDevice::Cuda(0), &checkpoint, Allocators::default(), settings, make).unwrap()
+            Engine::open(TensorDevice::Cuda(0), &opening(&checkpoint, settings), make).unwrap()
         };
         for tiled in [false, true] {
             let [mut of_raw, mut of_model] = [Latents::Raw, Latents::Model].map(|latents| open(latents, tiled));

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::error::{Result, check_cancel};
 use crate::ir::{
     CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
 };
@@ -31,6 +32,11 @@ impl<'a> Target<'a> {
     /// Planning for it ends early when `cancel` is set. Its result is then useless.
     pub fn with_cancel(self, cancel: &'a AtomicBool) -> Target<'a> {
         Target { cancel, ..self }
+    }
+
+    /// Fails if the host has asked to stop.
+    pub fn check_cancel(&self) -> Result<()> {
+        check_cancel(self.cancel)
     }
 
     /// By the host, or because its memory ran out meanwhile.

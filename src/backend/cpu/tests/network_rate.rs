@@ -9,7 +9,7 @@ use super::rates::{PRODUCTS_OF_FOUR_TILES, ROUNDS, multiply_tiles, peak, process
 use super::*;
 use crate::backend::cpu::conv::PRODUCTS;
 use crate::backend::cpu::simd::{Amx, Bf16Kernels};
-use crate::exec::{self, Allocators, Call, Control, DeviceName};
+use crate::exec::{self, Allocators, Call, Control, DeviceName, Opening, Outputs};
 use crate::ir::{DType, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction};
 use crate::node;
@@ -60,9 +60,8 @@ fn rate_of_the_whole_network() {
     {
         let settings = exec::Settings { precision: Some(Precision::Bf16), ..node::defaults() };
         let device = [DeviceName::Place(TensorDevice::Cpu)];
-        let mut session =
-            exec::open(&device, &Checkpoint::open(weights.as_ref()).unwrap(), Allocators::default(), settings, &())
-                .unwrap();
+        let (checkpoint, allocators) = (Checkpoint::open(weights.as_ref()).unwrap(), Allocators::default());
+        let mut session = exec::open(&device, Opening { checkpoint: &checkpoint, allocators, settings }, &()).unwrap();
         let latent = Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8);
         let video = Shape::new(1, 3, frames, height, width);
         let (input, output) = if direction == Direction::Decode { (latent, video) } else { (video, latent) };
@@ -72,7 +71,8 @@ fn rate_of_the_whole_network() {
             View::checked(name, values.as_mut_ptr().cast(), DType::F32, TensorDevice::Cpu, shape, None, true).unwrap()
         };
         let (input, output) = (view("input", &mut from, input), view("output", &mut into, output));
-        let call = Call { direction, range: None, input, output, logvar: None, stream: None, first_clip: 0 };
+        let call =
+            Call { direction, range: None, input, into: Outputs { output, logvar: None, stream: None }, first_clip: 0 };
         let mut run = || {
             let (cancel, before, start) = (AtomicBool::new(false), PRODUCTS.load(Ordering::Relaxed), Instant::now());
             session.run(&call, &mut Control::new(&cancel)).unwrap();

@@ -4,24 +4,19 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
-use crate::exec::{self, Allocators, Call, Control, DeviceName, Extent, JobShape, Outputs, Pull, Session};
+use crate::exec::{self, Allocators, Call, Control, DeviceName, Extent, JobShape, OpenModel, Opening, Outputs, Pull};
 use crate::ir::Shape;
 use crate::model::Checkpoint;
 use crate::model::Direction;
 use crate::node;
 use crate::testing::golden;
 
-pub fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
+pub fn open(model: &str, keys: &[(&str, &str)]) -> OpenModel {
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(
-        &[DeviceName::Place(TensorDevice::Cuda(0))],
-        &Checkpoint::open(&golden(model)).unwrap(),
-        Allocators::default(),
-        settings,
-        &(),
-    )
-    .unwrap()
+    let (checkpoint, allocators) = (Checkpoint::open(&golden(model)).unwrap(), Allocators::default());
+    let opening = Opening { checkpoint: &checkpoint, allocators, settings };
+    exec::open(&[DeviceName::Place(TensorDevice::Cuda(0))], opening, &()).unwrap()
 }
 
 /// A clip of latents, and room for its frames.
@@ -39,30 +34,28 @@ impl LatentClip {
         LatentClip { latent, frames: vec![f32::NAN; pixels.iter().product::<u64>() as usize], latents, pixels }
     }
 
-    pub fn decode(&mut self, session: &mut dyn Session) -> Vec<f32> {
+    pub fn decode(&mut self, model: &mut OpenModel) -> Vec<f32> {
         let (input, output) = (view(&self.latent, self.latents), view(&self.frames, self.pixels));
         let job = Call {
             direction: Direction::Decode,
             range: None,
             input,
-            output,
-            logvar: None,
-            stream: None,
+            into: Outputs { output, logvar: None, stream: None },
             first_clip: 0,
         };
         let cancel = AtomicBool::new(false);
-        session.run(&job, &mut Control::new(&cancel)).unwrap();
+        model.run(&job, &mut Control::new(&cancel)).unwrap();
         self.frames.clone()
     }
 
     /// Pushes one latent at a time, and pulls all frames there are.
-    fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
+    fn stream(&mut self, model: &mut OpenModel) -> Vec<f32> {
         let ([channels, count, rows, columns], cancel) = (self.latents, AtomicBool::new(false));
         let plane = (rows * columns) as usize;
         let shape = Shape::new(1, channels, 0, rows, columns);
         let control = Control::new(&cancel);
         let start = JobShape { direction: Direction::Decode, input: shape, extent: Extent::Stream { first: 0 } };
-        let mut stream = session.open_stream(&start, &control).unwrap();
+        let mut stream = model.open_stream(&start, &control).unwrap();
         let (mut pushed, mut pulled) = (0, 0);
         let pixels = (self.pixels[2] * self.pixels[3]) as usize;
         let room = vec![f32::NAN; 3 * pixels];
@@ -105,17 +98,17 @@ fn graphs_of_a_small_clip_change_no_bits() {
         let mut clip = LatentClip::new(9, 5, 4);
         OFF.set(true);
         LAUNCHED.set(0);
-        let plain = clip.decode(&mut *session);
+        let plain = clip.decode(&mut session);
         assert_eq!(LAUNCHED.get(), 0, "none without collecting");
         OFF.set(false);
         for run in 0..4 {
             LAUNCHED.set(0);
-            assert!(clip.decode(&mut *session) == plain, "{model}, run {run}");
+            assert!(clip.decode(&mut session) == plain, "{model}, run {run}");
             println!("{model}, run {run}: {} graphs", LAUNCHED.get());
             assert!(LAUNCHED.get() > 5, "slices are alike, so all but the first use graphs: {}", LAUNCHED.get());
         }
         LAUNCHED.set(0);
-        assert!(clip.stream(&mut *session) == plain, "{model}, streamed");
+        assert!(clip.stream(&mut session) == plain, "{model}, streamed");
         println!("{model}, streamed: {} graphs", LAUNCHED.get());
         assert!(LAUNCHED.get() > 5, "streamed: {}", LAUNCHED.get());
     }
@@ -129,7 +122,7 @@ fn graphs_are_not_used_for_large_frames() {
     let mut session = open("small", &[]);
     let mut clip = LatentClip::new(2, 192, 192);
     LAUNCHED.set(0);
-    let (first, again) = (clip.decode(&mut *session), clip.decode(&mut *session));
+    let (first, again) = (clip.decode(&mut session), clip.decode(&mut session));
     assert!(first == again);
     // What is left are the few operations at the size of the latent.
     println!("{} graphs", LAUNCHED.get());

@@ -83,7 +83,7 @@ fn whole_clip_keeps_its_bits_and_bytes_on_a_slow_card() {
         let mut session = open("small", keys);
         FORCED.set(None);
         SPLIT.set(0);
-        let frames = LatentClip::new(6, 48, 64).decode(&mut *session);
+        let frames = LatentClip::new(6, 48, 64).decode(&mut session);
         assert_eq!(SPLIT.get() > 10, forced.is_some(), "{} operations were split", SPLIT.get());
         (frames, session.ledger().figures())
     };

@@ -20,13 +20,6 @@ pub struct DeviceInfo {
     pub suits_auto: bool,
 }
 
-/// A UUID as NVIDIA's tools print it.
-#[cfg(any(feature = "cuda", feature = "vulkan"))]
-pub fn dashed(uuid: [u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
-    [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]).join("-")
-}
-
 /// All devices that can be used here. The first is what `auto` means. A card that both APIs list is listed once.
 pub fn devices() -> Vec<DeviceInfo> {
     in_order(cuda_devices(), cpu(), vulkan_devices())
@@ -169,13 +162,6 @@ mod tests {
         assert_eq!(auto_of(vec![vulkan(0, "a")]), [Cpu]);
         assert_eq!(places(Vec::new(), found()), [Vulkan(1), Cpu, Vulkan(0), Vulkan(2)]);
         assert_eq!(places(vec![cuda(0, "b")], found()), [Cuda(0), Cpu, Vulkan(0), Vulkan(2)]);
-    }
-
-    #[cfg(any(feature = "cuda", feature = "vulkan"))]
-    #[test]
-    fn dashed_writes_a_uuid_in_five_parts() {
-        let bytes = std::array::from_fn(|i| 0xe0 + i as u8);
-        assert_eq!(dashed(bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod precision;
 mod tensor_copy;
 #[cfg(test)]
 pub mod tests;
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+mod uuid;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
 

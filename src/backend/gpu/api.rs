@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
+use super::block::AddressedBlock;
 use super::limit::LaunchLimit;
 use super::rows::{RowSizes, tile_grid};
-use super::weights::AddressedBlock;
 use crate::backend::{DeviceSpan, HostStream};
 use crate::error::Result;
 use crate::ir::{

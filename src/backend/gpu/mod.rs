@@ -3,6 +3,7 @@
 
 mod api;
 mod bands;
+mod block;
 mod copies;
 mod division;
 mod job;
@@ -17,14 +18,13 @@ pub use api::{
     NormRows, Queue, RowCopy, RowPitches, Spans, SplitFrames, Strided, TensorFrame, TensorPlace, U8Copy, U8Rows,
     conv_whole,
 };
+pub use block::{AddressedBlock, check_region};
 pub use job::{GpuBackend, JobMemory};
 #[cfg(test)]
 pub use limit::testing as limit_testing;
 pub use limit::{LaunchLimit, attention_products, conv_products};
 pub use rows::{MOMENTS_BYTES, RowSizes, output_rows, tile_grid};
-pub use weights::{
-    AddressedBlock, PaddedWeights, StoredConv, WeightAddresses, WeightLayout, WeightStore, check_region, write_pieces,
-};
+pub use weights::{PaddedWeights, StoredConv, WeightAddresses, WeightLayout, WeightStore, write_pieces};
 
 #[cfg(test)]
 pub mod tests;

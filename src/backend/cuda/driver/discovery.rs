@@ -5,7 +5,8 @@ use cudarc::driver::sys;
 use super::context::Context;
 use super::device::Gpu;
 use super::error::check;
-use crate::backend::device::{DeviceInfo, dashed};
+use crate::backend::device::DeviceInfo;
+use crate::backend::uuid::dashed;
 use crate::error::Result;
 use crate::ir::TensorDevice;
 

@@ -74,7 +74,8 @@ impl PreparedConv {
                 let vectors = self.layout.vectors(&self.conv, source)?;
                 buffers.packed.clear();
                 buffers.packed.extend(vectors.iter().flat_map(|value| value.to_ne_bytes()));
-                self.put(context, buffers, &[self.layout.bias..self.layout.end])
+                let place = self.layout.bias..self.layout.end;
+                self.put(context, buffers, std::slice::from_ref(&place))
             }
             WeightPart::Block(block) => self.write_block(context, block, source, buffers),
         }

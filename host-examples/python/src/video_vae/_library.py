@@ -51,8 +51,8 @@ def library() -> ctypes.CDLL:
     major, minor = version >> 16, version & 0xFFFF
     if major != _abi.VVAE_ABI_MAJOR or minor < _abi.VVAE_ABI_MINOR:
         raise ImportError(
-            f"{path} has ABI {major}.{minor}; this package needs {_abi.VVAE_ABI_MAJOR}.{_abi.VVAE_ABI_MINOR} or a later "
-            f"{_abi.VVAE_ABI_MAJOR}.x"
+            f"{path} has ABI {major}.{minor}; this package needs {_abi.VVAE_ABI_MAJOR}.{_abi.VVAE_ABI_MINOR} or a "
+            f"later {_abi.VVAE_ABI_MAJOR}.x"
         )
     for name, (result, arguments) in _abi.SIGNATURES.items():
         function = getattr(loaded, name)

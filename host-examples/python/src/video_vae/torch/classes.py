@@ -15,6 +15,7 @@ from .module import Autoencoder, Config, Convention
 IMAGES = Convention(images=True, pads=False, clamps=False)
 LIKE_WAN = Convention(images=False, pads=False, clamps=True)
 
+
 class AutoencoderKL(Autoencoder):
     """The autoencoder of SD 1.x and 2.x, SDXL, SD3 and FLUX.1.
 

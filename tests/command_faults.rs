@@ -46,6 +46,102 @@ fn an_output_is_never_the_input() {
     fails(&["compare", text(&pictures), text(&pictures), "--sheet", text(&first), "-y"], &["is the same file"]);
 }
 
+/// Traces, figures and pictures are outputs like any other: none of them replaces what the run reads.
+#[test]
+fn no_output_of_any_option_is_an_input() {
+    let folder = Folder::new("faults-sources");
+    let bytes = y4m(16, 16, 3);
+    let (clip, latent) = (folder.file("clip.y4m", &bytes), folder.0.join("latent.safetensors"));
+    let weights = folder.0.join("weights.safetensors");
+    std::fs::copy(small(), &weights).unwrap();
+    let whole = std::fs::read(&weights).unwrap();
+    let (clip, latent, weights) = (text(&clip), text(&latent), text(&weights));
+    let trace = |target: &str| format!("trace={target}");
+    for words in [&["--set", &trace(clip)][..], &["--trace", clip], &["--trace", clip, "-y"]] {
+        fails(&[&["encode", clip, latent], words].concat(), &["clip.y4m", "the same file as the input"]);
+    }
+    let to_weights = trace(weights);
+    for words in [
+        &["encode", clip, latent, "--weights", weights, "--set", &to_weights, "-y"][..],
+        &["info", weights, "--json", weights, "-y"],
+        &["plan", "--decode", "1x16x16", "--weights", weights, "--json", weights, "-y"],
+        &["plan", "--decode", "1x16x16", "--weights", weights, "--device-like", "a100", "--json", weights, "-y"],
+        &["plan", "--decode", "1x16x16", "--weights", weights, "--device-like", "a100", "--picture", weights, "-y"],
+    ] {
+        fails(words, &["weights.safetensors is the same file as the input"]);
+    }
+    let variant = format!("precision=fp32,{}", trace(clip));
+    fails(&["compare", clip, "--variant", &variant, "-y"], &["the same file as the input"]);
+    assert!(std::fs::read(clip).unwrap() == bytes && std::fs::read(weights).unwrap() == whole);
+    assert_eq!(names(&folder.0), ["clip.y4m", "weights.safetensors"]);
+}
+
+/// Two outputs of one name: refused before anything runs, and what has the name stays.
+#[test]
+fn no_name_is_written_twice() {
+    let folder = Folder::new("faults-twice");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 3));
+    let (new, old) = (folder.0.join("new.y4m"), folder.file("old.y4m", b"precious"));
+    let dotted = folder.0.join(".").join("new.y4m");
+    let (clip, new, old, dotted) = (text(&clip), text(&new), text(&old), text(&dotted));
+    let trace = format!("trace={new}");
+    for words in [
+        &["roundtrip", clip, new, "--trace", dotted][..],
+        &["roundtrip", clip, old, "--trace", old, "-y"],
+        &["roundtrip", clip, old, "--report", old, "-y"],
+        &["encode", clip, "latent.safetensors", "--trace", "latent.safetensors"],
+        &["plan", "--decode", "1x16x16", "--json", new, "--picture", dotted],
+        &["compare", clip, clip, "--sheet", new, "--report", new],
+        &["compare", clip, "--variant", &trace, "--variant", &trace],
+    ] {
+        fails(words, &["the name of two outputs", "its own"]);
+    }
+    fails(&["bench", "--trace", new, "--device", "cpu", "--shapes", "1x16x16"], &["--trace", "every case"]);
+    fails(&["compare", clip, "--set", &trace], &["--trace", "--variant"]);
+    assert_eq!(std::fs::read(old).unwrap(), b"precious");
+    assert_eq!(names(&folder.0), ["clip.y4m", "old.y4m"]);
+}
+
+/// Pictures of a pattern: none gets its name unless all can, and what is no regular file stays.
+#[cfg(unix)]
+#[test]
+fn pictures_of_a_pattern_get_their_names_together() {
+    let folder = Folder::new("faults-pattern");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 4));
+    let (pattern, second) = (folder.0.join("f%04d.png"), folder.0.join("f0002.png"));
+    let words = ["roundtrip", text(&clip), text(&pattern)];
+    let refused = |why: &[&str], more: &[&str]| {
+        let before = names(&folder.0);
+        fails(&[&words[..], more].concat(), why);
+        assert_eq!(names(&folder.0), before);
+    };
+    assert!(Command::new("mkfifo").arg(&second).status().unwrap().success());
+    refused(&["f0002.png exists and is not a regular file"], &["-y"]);
+    refused(&["f0002.png exists and is not a regular file"], &[]);
+    std::fs::remove_file(&second).unwrap();
+    std::os::unix::fs::symlink("nowhere.png", &second).unwrap();
+    refused(&["f0002.png exists and is not a regular file"], &["-y"]);
+    std::fs::remove_file(&second).unwrap();
+    // A gap before and after it.
+    folder.file("f0002.png", b"precious");
+    folder.file("f0004.png", b"precious");
+    refused(&["f0002.png exists", "-y"], &[]);
+    std::fs::remove_file(folder.0.join("f0004.png")).unwrap();
+    std::fs::create_dir(folder.0.join("f0004.png")).unwrap();
+    refused(&["f0004.png exists and is not a regular file"], &["-y"]);
+    std::fs::remove_dir(folder.0.join("f0004.png")).unwrap();
+    assert_eq!(std::fs::read(&second).unwrap(), b"precious");
+    // Other outputs have names, too.
+    refused(&["f0003.png is the name of two outputs"], &["-y", "--trace", text(&folder.0.join("f0003.png"))]);
+    // Pictures of a longer clip before stay.
+    folder.file("f0005.png", b"older");
+    succeeds(&[&words[..], &["-y"]].concat());
+    assert_eq!(std::fs::read(folder.0.join("f0005.png")).unwrap(), b"older");
+    // A folder that cannot be written is not the fault of a name that nobody gave.
+    let nowhere = folder.0.join("nowhere").join("f%03d.png");
+    fails(&["roundtrip", text(&clip), text(&nowhere)], &["nowhere does not exist"]);
+}
+
 /// What a file says is shown, and does not rule the terminal.
 #[test]
 fn control_characters_of_files_are_shown() {

@@ -1,6 +1,6 @@
 //! A model on a device: what a Rust host wraps around the C calls.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,9 @@ use std::ptr::{null, null_mut};
 
 use crate::Result;
 use crate::api::*;
+use crate::draft::{self, Draft};
 use crate::interrupt;
+use crate::options::TRACE;
 use crate::tensor::Frames;
 
 /// Whether the image is computed whole.
@@ -64,13 +66,14 @@ pub struct Vae {
     model: Cell<vvae_model_desc>,
     /// Whether latents are those of the diffusion model.
     packed: Cell<bool>,
-    /// Whether a trace was asked for.
-    traced: Cell<bool>,
+    /// The trace that is written, if one was asked for.
+    trace: RefCell<Option<Draft>>,
 }
 
 impl Vae {
     pub fn open(weights: &Path, device: &str) -> Result<Vae> {
         let api = api()?;
+        draft::protect(weights);
         let weights = weights.to_str().ok_or_else(|| format!("{} is no UTF-8; rename it", weights.display()))?;
         let (weights, device) = (c_text(weights)?, c_text(device)?);
         let info = vvae_create_info {
@@ -93,7 +96,7 @@ impl Vae {
         // SAFETY: the struct and its texts outlive the call.
         let status = unsafe { (api.vvae_create)(&info, &mut raw) };
         check(api, null_mut(), status)?;
-        let vae = Vae { api, raw, model: Cell::new(sized()), packed: Cell::new(false), traced: Cell::new(false) };
+        let vae = Vae { api, raw, model: Cell::new(sized()), packed: Cell::new(false), trace: RefCell::default() };
         interrupt::watch(raw);
         vae.read_model()?;
         Ok(vae)
@@ -143,7 +146,10 @@ impl Vae {
     }
 
     pub fn configure(&self, key: &str, value: &str) -> Result<()> {
-        self.traced.set(self.traced.get() || key == "trace");
+        if key == TRACE { self.begin_trace(value) } else { self.set(key, value) }
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<()> {
         let (key_text, value_text) = (c_text(key)?, c_text(value)?);
         // SAFETY: two texts that outlive the call.
         self.check(unsafe { (self.api.vvae_configure)(self.raw, key_text.as_ptr(), value_text.as_ptr()) })?;
@@ -188,9 +194,20 @@ impl Vae {
         }
     }
 
-    /// Writes the file of --trace, if there is one. Dropping the model would too, but tell of no failure.
+    /// The library writes the trace into a draft, so that it gets its name as every other output does.
+    fn begin_trace(&self, target: &str) -> Result<()> {
+        let draft = if target.is_empty() { None } else { Some(Draft::new(Path::new(target))?) };
+        let path = draft.as_ref().map_or(Some(""), |draft| draft.path.to_str());
+        self.set(TRACE, path.ok_or_else(|| format!("{target} lies in a folder whose name is no UTF-8; name another"))?)?;
+        self.trace.replace(draft);
+        Ok(())
+    }
+
+    /// Gives the trace its name, if there is one. Without it the trace is gone with the model.
     pub fn end_trace(&self) -> Result<()> {
-        if self.traced.take() { self.configure("trace", "") } else { Ok(()) }
+        let Some(draft) = self.trace.take() else { return Ok(()) };
+        self.set(TRACE, "")?;
+        draft.finish()
     }
 
     pub fn encode(&self, video: &Frames, latent: &mut Frames) -> Result<()> {

@@ -11,7 +11,7 @@ use video_vae::internals::model::families::FAMILIES;
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
 use crate::gpu::{Gpu, Memory};
 use crate::json::{Json, JsonOptions};
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, TRACE};
 use crate::random_weights::{self, Random};
 use crate::say::{self, say};
 use crate::tensor::{Dtype, FrameKind, Frames};
@@ -119,6 +119,9 @@ impl Bench {
         let shapes = if self.shapes.is_empty() { usual } else { &self.shapes };
         let mut rows = Vec::new();
         let precisions = self.model.precisions(gpu.is_none() && !self.model.device.starts_with("cuda"));
+        if self.model.setting(TRACE).is_some() && shapes.len() * self.ops.len() * precisions.len() > 1 {
+            return Err("--trace: every case would write it; name one with --shapes, --ops and --set precision".into());
+        }
         for (shape, op) in shapes.iter().flat_map(|shape| self.ops.iter().map(move |op| (*shape, *op))) {
             for precision in precisions {
                 let row = self.measure((&weights, *precision), &model, op, shape, gpu)?;
@@ -199,6 +202,7 @@ impl Bench {
         let mut times = (0..self.repeat).map(|_| run()).collect::<Result<Vec<f64>>>()?;
         times.sort_by(f64::total_cmp);
         let seconds = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+        vae.end_trace()?;
         let memory = vae.memory()?;
         Ok(Row {
             op: if encoder { "encode" } else { "decode" },

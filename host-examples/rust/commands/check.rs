@@ -64,6 +64,7 @@ impl Check {
             |bytes: &[u8]| bytes.chunks_exact(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
         let is_finite = finite(other.latent.bytes()) && finite(&floats(&vae, &exact, fast)?);
         let holds = if is_finite { "holds" } else { "overflows, use precision=bf16" };
+        vae.end_trace()?;
         let apart = metrics::compare(&exact.video, &other.video);
         let through = metrics::compare(&input, &exact.video);
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();

@@ -89,6 +89,7 @@ impl Plan {
                 devices.extend(job.timelines(&vae)?);
             }
         }
+        vae.end_trace()?;
         json.write("plan", results)?;
         let (Some(draft), Some(path)) = (picture, &self.picture) else { return Ok(()) };
         draft.write(&picture::plan(&json!({ "devices": devices }))?)?;

@@ -161,7 +161,8 @@ Outputs, by name:
   frame.jpg           through ffmpeg
 Times of frames are those of the input, but in y4m, which knows one rate; a line says what an output does not hold.
 Depth is that of the input; --bits chooses. An output that exists is replaced with -y only, once the new one is whole.
-What is no regular file is never replaced; a folder must be new or empty.
+What is no regular file is never replaced; a folder must be new or empty. Pictures of a pattern beyond the last frame
+stay, with -y too.
 ";
 
 /// A clip without alpha, or the part of it that -ss and -t name.
@@ -194,6 +195,7 @@ fn open_whole(path: &Path, options: &VideoOptions, input: &InputOptions) -> Resu
             format!("{} does not exist; name a video file, a folder of pictures or f%04d.png", path.display())
         })?;
         let files = pattern.files()?;
+        files.iter().for_each(|path| draft::protect(path));
         return match extension(path).as_str() {
             "png" | "exr" => open_pictures(files, options, input),
             _ => through_ffmpeg(path, options, input),
@@ -286,7 +288,7 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
     }
     if let Some(pattern) = sequence::Pattern::parse(path) {
         let kind = if extension(path) == "exr" { floats } else { pixels };
-        return Ok((kind, Box::new(sequence::Sequence::pattern(pattern, kind, &clip.tags)?)));
+        return Ok((kind, Box::new(sequence::Sequence::beside(path, pattern, kind, &clip.tags)?)));
     }
     let sink: Box<dyn Sink> = match format(path, options).as_str() {
         FOLDER => Box::new(sequence::Sequence::folder(path, pixels, &clip.tags)?),

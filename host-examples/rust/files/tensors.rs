@@ -183,8 +183,8 @@ pub struct Writer {
 /// The file, or one to be poured into standard output.
 fn drafted(path: &Path) -> Result<(Draft, bool)> {
     let piped = stdio::is_stdio(path);
-    let temporary = std::env::temp_dir().join("vvae-output");
-    Ok((Draft::new(if piped { &temporary } else { path })?, piped))
+    let draft = if piped { Draft::temporary("vvae-output") } else { Draft::new(path) };
+    Ok((draft?, piped))
 }
 
 /// `video_frames` holds the length of the video by the time the file is finished; `None` for a range of a clip.

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::command::{fails, names, out, succeeds, text, vvae, y4m};
-use common::safetensors::Folder;
+use common::safetensors::{Folder, Tensor, Tensors, to_bytes};
 use common::small;
 
 /// By any name: its own, another path, a symbolic link, a hard link.
@@ -140,6 +140,66 @@ fn pictures_of_a_pattern_get_their_names_together() {
     // A folder that cannot be written is not the fault of a name that nobody gave.
     let nowhere = folder.0.join("nowhere").join("f%03d.png");
     fails(&["roundtrip", text(&clip), text(&nowhere)], &["nowhere does not exist"]);
+}
+
+/// Parts without a frame, and numbers that no clip has: an error of one line, and no file.
+#[test]
+fn parts_without_frames_and_huge_numbers_are_an_error() {
+    let folder = Folder::new("faults-parts");
+    let (clip, latent) = (folder.file("clip.y4m", &y4m(16, 16, 5)), folder.0.join("latent.safetensors"));
+    let good = folder.file("good.y4m", b"precious");
+    let (clip, latent, good) = (text(&clip), text(&latent), text(&good));
+    succeeds(&["encode", clip, latent]);
+    let before = names(&folder.0);
+    for part in [&["-ss", "0.11", "-t", "0.001"][..], &["-t", "0"]] {
+        fails(&[&["decode", latent, good, "-y"], part].concat(), &["no frame in the part asked for", "longer -t"]);
+        fails(&[&["roundtrip", clip, good, "-y"], part].concat(), &["no frame in the part asked for", "longer -t"]);
+    }
+    for text in ["1e300", "1e308:0"] {
+        fails(&["decode", latent, good, "-y", "-ss", text], &[text, "later than any clip"]);
+    }
+    fails(&["decode", latent, good, "-y", "-ss", "1e9"], &["name an earlier part"]);
+    for frames in ["18446744073709551615", "18446744073709551615:", "9223372036854775807:", "99:18446744073709551615"] {
+        fails(&["decode", latent, good, "-y", "--frames", frames], &["name an earlier part"]);
+        fails(&["encode", clip, latent, "-y", "--frames", frames], &["name an earlier part"]);
+    }
+    for frames in ["18446744073709551615:", "99:"] {
+        fails(&["roundtrip", clip, good, "-y", "--frames", frames], &["has 5 frames", "name an earlier one"]);
+        fails(&["compare", clip, "--frames", frames], &["no frames from frame"]);
+    }
+    for size in ["18446744073709551615x64x64", "1x18446744073709551615x64", "4294967297x8x8", "1x8x131073"] {
+        fails(&["plan", "--decode", size], &[size, "give less"]);
+        fails(&["plan", "--encode", size], &[size, "give less"]);
+    }
+    for name in ["f%099999d.png", "f%021d.png"] {
+        let pictures = folder.0.join(name);
+        fails(&["decode", latent, text(&pictures)], &["one picture"]);
+        fails(&["roundtrip", text(&pictures), good, "-y"], &["does not exist"]);
+    }
+    assert_eq!(std::fs::read(good).unwrap(), b"precious");
+    assert_eq!(names(&folder.0), before);
+}
+
+/// What the library warns of is told once. -q keeps quiet.
+#[test]
+fn warnings_of_the_library_are_told() {
+    let folder = Folder::new("faults-warnings");
+    let latent = Tensor { shape: vec![1, 16, 1, 2, 2], values: vec![f32::NAN; 64] };
+    let latent = folder.file("latent.safetensors", &to_bytes(&Tensors::from([("latent".into(), latent)]), 1));
+    let (latent, clip) = (text(&latent), folder.0.join("clip.y4m"));
+    let words = ["decode", latent, text(&clip), "-y", "--device", "cpu"];
+    let told = |more: &[&str]| {
+        let output = vvae(&[&words[..], more].concat()).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = told(&[]);
+    assert!(said.starts_with("vvae: ") && said.contains("NaN") && said.lines().count() == 1, "{said}");
+    let said = told(&["--set", "slice_frames=4096"]);
+    assert!(said.contains("slice_frames: 4096 is more than a slice can have"), "{said}");
+    assert_eq!(told(&["-q"]), "");
+    // A failure is told once.
+    fails(&[&words[..], &["--set", "nonfinite=error"]].concat(), &["NaN"]);
 }
 
 /// What a file says is shown, and does not rule the terminal.

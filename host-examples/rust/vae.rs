@@ -12,6 +12,7 @@ use crate::draft::{self, Draft};
 use crate::interrupt;
 use crate::options::TRACE;
 use crate::tensor::Frames;
+use crate::warnings::{Warnings, hear};
 
 /// Whether the image is computed whole.
 pub fn is_untiled(plan: &vvae_plan_info) -> bool {
@@ -68,6 +69,8 @@ pub struct Vae {
     packed: Cell<bool>,
     /// The trace that is written, if one was asked for.
     trace: RefCell<Option<Draft>>,
+    /// Of the calls. The library has its address, which does not change.
+    warnings: Box<Warnings>,
 }
 
 impl Vae {
@@ -76,13 +79,14 @@ impl Vae {
         draft::protect(weights);
         let weights = weights.to_str().ok_or_else(|| format!("{} is no UTF-8; rename it", weights.display()))?;
         let (weights, device) = (c_text(weights)?, c_text(device)?);
+        let warnings = Box::<Warnings>::default();
         let info = vvae_create_info {
             struct_size: size_of::<vvae_create_info>() as u32,
             abi_version: VVAE_ABI_VERSION,
             weights: weights.as_ptr(),
             device: device.as_ptr(),
-            log: None,
-            log_user: null_mut(),
+            log: Some(hear),
+            log_user: (&raw const *warnings).cast_mut().cast(),
             alloc: None,
             free: None,
             alloc_user: null_mut(),
@@ -95,8 +99,10 @@ impl Vae {
         let mut raw = null_mut();
         // SAFETY: the struct and its texts outlive the call.
         let status = unsafe { (api.vvae_create)(&info, &mut raw) };
+        warnings.call_ended(status < VVAE_OK);
         check(api, null_mut(), status)?;
-        let vae = Vae { api, raw, model: Cell::new(sized()), packed: Cell::new(false), trace: RefCell::default() };
+        let (model, packed, trace) = (Cell::new(sized()), Cell::new(false), RefCell::default());
+        let vae = Vae { api, raw, model, packed, trace, warnings };
         interrupt::watch(raw);
         vae.read_model()?;
         Ok(vae)
@@ -198,7 +204,10 @@ impl Vae {
     fn begin_trace(&self, target: &str) -> Result<()> {
         let draft = if target.is_empty() { None } else { Some(Draft::new(Path::new(target))?) };
         let path = draft.as_ref().map_or(Some(""), |draft| draft.path.to_str());
-        self.set(TRACE, path.ok_or_else(|| format!("{target} lies in a folder whose name is no UTF-8; name another"))?)?;
+        self.set(
+            TRACE,
+            path.ok_or_else(|| format!("{target} lies in a folder whose name is no UTF-8; name another"))?,
+        )?;
         self.trace.replace(draft);
         Ok(())
     }
@@ -305,6 +314,7 @@ impl Vae {
     }
 
     fn check(&self, status: i32) -> Result<i32> {
+        self.warnings.call_ended(status < VVAE_OK);
         check(self.api, self.raw, status)
     }
 }

@@ -8,7 +8,7 @@ use super::stdio::{self, Input, Output};
 use super::tags::Tags;
 use super::{Clip, InputOptions, Sink, Source, VideoOptions, constant, read_up_to};
 use crate::tensor::{Dtype, FrameKind};
-use crate::units::{Rate, counted};
+use crate::units::{MOST_PIXELS, Rate, counted};
 use crate::{Result, memory, say};
 
 use Chroma::{Full, HalfCentred, HalfCosited};
@@ -75,7 +75,8 @@ pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result
     if tags.ratio().is_none() {
         tags.aspect.clear();
     }
-    if !(1..=1 << 17).contains(&width) || !(1..=1 << 17).contains(&height) {
+    let is_side = |pixels: &usize| (1..=MOST_PIXELS as usize).contains(pixels);
+    if !is_side(&width) || !is_side(&height) {
         return Err(format!("{name} does not say its width and height (W and H in its first line); write it anew"));
     }
     let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == layout) else {

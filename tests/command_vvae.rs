@@ -105,6 +105,34 @@ fn plan_for_a_card_that_is_not_here() {
     );
 }
 
+/// Words that name one thing twice, or are ignored.
+#[test]
+fn settings_without_a_use_are_refused() {
+    let card = ["plan", "--decode", "5x64x64", "--device-like", "h200", "--set", "device_like=a100"];
+    fails(&card, &["--device-like", "leave one out"]);
+    fails(&["check", "demo", "--weights", "nope"], &["--weights", "leave"]);
+    fails(&["check", "demo", "--set", "precision=fp32"], &["precision", "leave"]);
+}
+
+/// A gate that compares nothing does not pass.
+#[test]
+fn bench_compares_with_figures_of_its_own() {
+    let folder = Folder::new("command-bench-against");
+    let (plan, saved) = (folder.0.join("plan.json"), folder.0.join("saved.json"));
+    succeeds(&["plan", "--decode", "1x16x16", "--json", text(&plan)]);
+    let words = |ops: &'static str| ["bench", "--device", "cpu", "--shapes", "1x16x16", "--repeat", "1", "--ops", ops];
+    let precision = ["--set", "precision=fp32"];
+    let against = |ops, file: &Path| {
+        let output = vvae(&[&words(ops)[..], &precision, &["--against", text(file)]].concat()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (passed, said) = against("encode", &plan);
+    assert!(!passed && said.contains("plan.json") && said.contains("`vvae plan`"), "{said}");
+    succeeds(&[&words("decode")[..], &precision, &["--json", text(&saved)]].concat());
+    let (passed, said) = against("encode", &saved);
+    assert!(!passed && said.contains("none of these cases"), "{said}");
+}
+
 /// The text of every label of a picture.
 fn labels(svg: &str) -> Vec<&str> {
     svg.split("<text").skip(1).filter_map(|part| part.split_once('>')?.1.split('<').next()).collect()

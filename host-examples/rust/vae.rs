@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::fmt;
 use std::path::Path;
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 use crate::Result;
 use crate::api::*;
@@ -70,7 +71,7 @@ pub struct Vae {
     /// The trace that is written, if one was asked for.
     trace: RefCell<Option<Draft>>,
     /// Of the calls. The library has its address, which does not change.
-    warnings: Box<Warnings>,
+    warnings: Arc<Warnings>,
 }
 
 impl Vae {
@@ -79,14 +80,14 @@ impl Vae {
         draft::protect(weights);
         let weights = weights.to_str().ok_or_else(|| format!("{} is no UTF-8; rename it", weights.display()))?;
         let (weights, device) = (c_text(weights)?, c_text(device)?);
-        let warnings = Box::<Warnings>::default();
+        let warnings = Arc::<Warnings>::default();
         let info = vvae_create_info {
             struct_size: size_of::<vvae_create_info>() as u32,
             abi_version: VVAE_ABI_VERSION,
             weights: weights.as_ptr(),
             device: device.as_ptr(),
             log: Some(hear),
-            log_user: (&raw const *warnings).cast_mut().cast(),
+            log_user: Arc::as_ptr(&warnings).cast_mut().cast(),
             alloc: None,
             free: None,
             alloc_user: null_mut(),

@@ -272,7 +272,7 @@ fn as_json(row: &Row, product: Option<f64>, place: &str) -> Value {
 
 fn saved_rows(path: &Path) -> Result<Vec<Value>> {
     let text = std::fs::read(path).map_err(|why| format!("--against: {} cannot be read: {why}", path.display()))?;
-    Json::read(&text)
+    Json::read(&text, "bench")
         .map_err(|why| format!("--against: {} is not what `vvae bench --json` writes: {why}", path.display()))
 }
 
@@ -283,7 +283,7 @@ const TOLERANCE: f64 = 1.1;
 fn compare(rows: &[Value], saved: &[Value]) -> Result<()> {
     let case =
         |row: &Value| ["op", "precision", "shape", "tensors"].map(|key| row[key].as_str().unwrap_or("?").to_owned());
-    let mut slower = Vec::new();
+    let (mut slower, mut compared) = (Vec::new(), 0);
     for row in rows {
         let case_words = case(row);
         let old = saved.iter().find(|old| case(old) == case_words).and_then(|old| old["seconds"].as_f64());
@@ -291,11 +291,17 @@ fn compare(rows: &[Value], saved: &[Value]) -> Result<()> {
             say!("{}: not in the saved file", case_words[..3].join(" "))?;
             continue;
         };
+        compared += 1;
         let words = format!("{}: {new:.4} s, before {old:.4} s, ratio {:.3}", case_words[..3].join(" "), new / old);
         say!("{words}")?;
         if new > old * TOLERANCE {
             slower.push(words);
         }
+    }
+    if compared == 0 {
+        return Err(
+            "--against: the saved file has none of these cases; save it with the same --shapes and --ops".into()
+        );
     }
     if slower.is_empty() { Ok(()) } else { Err(format!("slower than before by more than 10 %: {}", slower.join("; "))) }
 }

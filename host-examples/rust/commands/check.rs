@@ -52,6 +52,13 @@ impl Check {
         let ([frames, height, width], json) = (self.shape, self.json.open()?);
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
         let input = clip::make(kind, frames)?;
+        let model = &self.model;
+        if model.weights.is_some() {
+            return Err("--weights: the checkpoint is the word after `check`; leave --weights out".into());
+        }
+        if model.setting("precision").is_some() {
+            return Err("--set precision: check takes fp32 and the faster one of the device; leave it out".into());
+        }
         let checkpoint = models::resolve(&self.checkpoint)?;
         let vae = self.model.open(&checkpoint)?;
         let exact = results(&vae, &input, "fp32")?;

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::demo::{metrics, sheet};
 use crate::draft::Draft;
-use crate::files::{self, Clip, InputOptions, Part, Source, VideoOptions};
+use crate::files::{self, Clip, ClipOptions, InputOptions, Part, Source};
 use crate::json::JsonOptions;
 use crate::options::{ModelOptions, TRACE};
 use crate::report::Report;
@@ -84,7 +84,7 @@ pub struct Compare {
     #[command(flatten)]
     input: InputOptions,
     #[command(flatten)]
-    video: VideoOptions,
+    video: ClipOptions,
 }
 
 /// More than comparing two frames takes for a pixel: floats of both, ten planes of the SSIM, and the frames that are
@@ -96,6 +96,8 @@ type Pair = (u64, Vec<u8>, Vec<u8>);
 
 impl Compare {
     pub fn run(self) -> Result<()> {
+        let inputs: Vec<&Path> = [Some(&self.a), self.b.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+        self.input.check(&inputs)?;
         match &self.b {
             Some(b) if !self.model.are_given() => self.clips(b),
             Some(_) => Err(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::safetensors::{self, Entry, Header, Tensor};
 use super::stdio;
-use super::{Clip, Sink, Source, Times, VideoOptions, extension, times};
+use super::{Clip, ClipOptions, Sink, Source, Times, extension, times};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -95,7 +95,7 @@ fn read_times(path: &Path, entry: &Entry, header: &Header, latents: u64) -> Resu
     Ok(Times::of(ticks, list))
 }
 
-pub fn open_video(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open_video(path: &Path, options: &ClipOptions) -> Result<(Clip, Box<dyn Source>)> {
     let header = Header::read(path)?;
     let reader = Reader::open(path, "video", &header)?;
     let stored = header.metadata.get("fps").and_then(|text| Rate::parse(text).ok());

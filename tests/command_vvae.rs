@@ -114,6 +114,27 @@ fn settings_without_a_use_are_refused() {
     fails(&["check", "demo", "--set", "precision=fp32"], &["precision", "leave"]);
 }
 
+/// Errors name what the user wrote, and the page of the command.
+#[test]
+fn errors_name_the_command_and_the_file() {
+    let folder = Folder::new("command-errors-named");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 5));
+    let (clip, demo) = (text(&clip), folder.0.join("demo"));
+    fails(&["encode", clip, "a.safetensors", "-ss", "-1"], &["\"-1\" is no time", "see: vvae encode --help"]);
+    fails(&["-q", "roundtrip", clip, "b.y4m", "-t", "x"], &["\"x\" is no time", "see: vvae roundtrip --help"]);
+    fails(&["info", "--limit", "-5"], &["--limit", "see: vvae info --help"]);
+    fails(&["plan", "--decode", "1x16x16", "--limit", "-5"], &["memory_limit", "-5"]);
+    fails(&["compare", "-", "-"], &["standard input is one clip"]);
+    fails(&["demo", "--out", text(&demo), "--set", "nothing=1"], &["nothing"]);
+    assert!(!demo.exists());
+    fails(&["encode", clip, "a.safetensors", "--frames", "3:9"], &["frames 3 to 8 are not all in the clip"]);
+    let json = "{\"__metadata__\":{\"latents\":\"banana\"},\"latent\":{\"dtype\":\"F32\",\"shape\":[1,16,1,1],\
+                \"data_offsets\":[0,64]}}";
+    let latent =
+        folder.file("odd.safetensors", &[&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0; 64]].concat());
+    fails(&["decode", text(&latent), text(&folder.0.join("c.y4m"))], &["odd.safetensors: ", "banana"]);
+}
+
 /// A gate that compares nothing does not pass.
 #[test]
 fn bench_compares_with_figures_of_its_own() {

@@ -26,7 +26,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "NAME", default_value = ANY_DEVICE)]
     pub device: String,
     /// Memory to keep to, such as 6GiB or 2.7GiB; default: what is free.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub limit: Option<String>,
     /// Write the times of every operation and copy, for chrome://tracing and Perfetto.
     #[arg(long, value_name = "FILE.json")]

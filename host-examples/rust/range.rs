@@ -2,10 +2,9 @@
 
 use crate::Result;
 use crate::files::Source;
+use crate::units::{MOST_FRAMES, counted};
 use crate::vae::Vae;
 
-/// No clip has more. Sums and products of such numbers have room.
-pub const MOST_FRAMES: u64 = 1 << 32;
 /// Of a part by times, where no frame lies.
 pub const EMPTY: &str = "there is no frame in the part asked for; give a longer -t";
 
@@ -52,6 +51,15 @@ pub fn read(part: (u64, Option<u64>), vae: &Vae, node: &str, clip_frames: Option
     let least = first.saturating_add(count.unwrap_or(1));
     if least > MOST_FRAMES {
         return Err(format!("no clip has frame {}; name an earlier part", least - 1));
+    }
+    let (outputs, what) = match (clip_frames, node) {
+        (Some(frames), "encode") => (vae.latent_frames(frames), "latent frame"),
+        (Some(frames), _) => (vae.video_frames(frames), "video frame"),
+        (None, _) => (least, ""),
+    };
+    if least > outputs {
+        let has = counted(outputs, what);
+        return Err(format!("frames {first} to {} are not all in the clip, which has {has}; name others", least - 1));
     }
     let assumed = if node == "encode" { vae.video_frames(least) } else { vae.latent_frames(least) };
     let inputs = vae.range_inputs(node, clip_frames.unwrap_or(assumed), first, count.unwrap_or(0))?;

@@ -1,7 +1,6 @@
 //! Numbers as people read and write them.
 
 use crate::Result;
-use crate::range::MOST_FRAMES;
 
 /// "1.5 GiB"
 pub fn bytes(count: u64) -> String {
@@ -49,6 +48,8 @@ pub fn grouped(count: u64) -> String {
     out
 }
 
+/// No clip has more. Sums and products of such numbers have room.
+pub const MOST_FRAMES: u64 = 1 << 32;
 /// No picture is wider or higher.
 pub const MOST_PIXELS: u64 = 1 << 17;
 
@@ -117,7 +118,7 @@ impl std::fmt::Display for Rate {
     }
 }
 
-/// A number of bytes with or without a unit, as the library takes them; `None` for anything else, such as "auto".
+/// A number of bytes with or without a unit, in capitals or not; `None` for anything else, such as "auto".
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

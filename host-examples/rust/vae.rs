@@ -209,7 +209,7 @@ impl Vae {
             TRACE,
             path.ok_or_else(|| format!("{target} lies in a folder whose name is no UTF-8; name another"))?,
         )?;
-        self.trace.replace(draft);
+        *self.trace.borrow_mut() = draft;
         Ok(())
     }
 

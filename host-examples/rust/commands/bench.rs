@@ -99,7 +99,8 @@ impl Bench {
         if gpu.is_none() && self.device_tensors {
             return Err("--device-tensors: the device is the CPU; name a GPU with --device cuda:0".into());
         }
-        say!("{}, {} repeats, tensors in {} memory", weights.display(), self.repeat, self.place())?;
+        let repeats = units::counted(self.repeat, "repeat");
+        say!("{}, {repeats}, tensors in {} memory", weights.display(), self.place())?;
         if let (Some(_), Ok(arch)) = (gpu, std::env::var("VVAE_ARCH")) {
             say!("kernels of compute capability {arch} (VVAE_ARCH)")?;
         }

@@ -98,6 +98,9 @@ impl Compare {
     pub fn run(self) -> Result<()> {
         let inputs: Vec<&Path> = [Some(&self.a), self.b.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
         self.input.check(&inputs)?;
+        if inputs.iter().filter(|input| files::is_stdio(input)).count() > 1 {
+            return Err("- and -: standard input is one clip; name a file for the other".into());
+        }
         match &self.b {
             Some(b) if !self.model.are_given() => self.clips(b),
             Some(_) => Err(

@@ -56,7 +56,9 @@ impl Decode {
         let weights = model.weights()?;
         self.check_fingerprint(&latents, &weights)?;
         let vae = model.open(&weights)?;
-        self.configure_latents(&latents, &vae)?;
+        // The file says these, not the user.
+        let configured = self.configure_latents(&latents, &vae);
+        configured.map_err(|why| format!("{}: {why}", input.display()))?;
         let mut clip = original(&latents, &vae, video)?;
         let part = self.range.frames.as_deref().map(range::parse).transpose()?;
         let part = part.or(self.times.part().map(|part| part.frames(&clip)));

@@ -9,10 +9,10 @@ use crate::units::{Rate, counted};
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct TimeOptions {
     /// Begin at this time, in seconds or as [HH:]MM:SS; also written -ss. Frames before it are read and left out.
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = seconds, allow_negative_numbers = true)]
     pub ss: Option<f64>,
     /// Take so much of the clip, in seconds or as [HH:]MM:SS.
-    #[arg(short, value_name = "TIME", value_parser = seconds)]
+    #[arg(short, value_name = "TIME", value_parser = seconds, allow_negative_numbers = true)]
     pub t: Option<f64>,
 }
 

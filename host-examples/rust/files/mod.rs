@@ -118,7 +118,8 @@ pub enum PipeFormat {
     Safetensors,
 }
 
-pub const ONE_PICTURE: &str = "it holds one picture; for a clip name a folder, with a slash at its end";
+pub const ONE_PICTURE: &str =
+    "it holds one picture; for a clip name f%04d.png, f%04d.exr or a folder, with a slash at its end";
 
 /// Gives frames in the kind of its clip, until there are none.
 pub trait Source: Send {

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::command::{fails, names, out, succeeds, text, vvae, y4m};
-use common::safetensors::Folder;
+use common::safetensors::{Folder, Tensor, Tensors, to_bytes};
 use common::small;
 
 /// By any name: its own, another path, a symbolic link, a hard link.
@@ -44,6 +44,162 @@ fn an_output_is_never_the_input() {
     succeeds(&["decode", text(&latent), text(&pictures)]);
     let first = pictures.join("frame-000001.png");
     fails(&["compare", text(&pictures), text(&pictures), "--sheet", text(&first), "-y"], &["is the same file"]);
+}
+
+/// Traces, figures and pictures are outputs like any other: none of them replaces what the run reads.
+#[test]
+fn no_output_of_any_option_is_an_input() {
+    let folder = Folder::new("faults-sources");
+    let bytes = y4m(16, 16, 3);
+    let (clip, latent) = (folder.file("clip.y4m", &bytes), folder.0.join("latent.safetensors"));
+    let weights = folder.0.join("weights.safetensors");
+    std::fs::copy(small(), &weights).unwrap();
+    let whole = std::fs::read(&weights).unwrap();
+    let (clip, latent, weights) = (text(&clip), text(&latent), text(&weights));
+    let trace = |target: &str| format!("trace={target}");
+    for words in [&["--set", &trace(clip)][..], &["--trace", clip], &["--trace", clip, "-y"]] {
+        fails(&[&["encode", clip, latent], words].concat(), &["clip.y4m", "the same file as the input"]);
+    }
+    let to_weights = trace(weights);
+    for words in [
+        &["encode", clip, latent, "--weights", weights, "--set", &to_weights, "-y"][..],
+        &["info", weights, "--json", weights, "-y"],
+        &["plan", "--decode", "1x16x16", "--weights", weights, "--json", weights, "-y"],
+        &["plan", "--decode", "1x16x16", "--weights", weights, "--device-like", "a100", "--json", weights, "-y"],
+        &["plan", "--decode", "1x16x16", "--weights", weights, "--device-like", "a100", "--picture", weights, "-y"],
+    ] {
+        fails(words, &["weights.safetensors is the same file as the input"]);
+    }
+    let variant = format!("precision=fp32,{}", trace(clip));
+    fails(&["compare", clip, "--variant", &variant, "-y"], &["the same file as the input"]);
+    assert!(std::fs::read(clip).unwrap() == bytes && std::fs::read(weights).unwrap() == whole);
+    assert_eq!(names(&folder.0), ["clip.y4m", "weights.safetensors"]);
+}
+
+/// Two outputs of one name: refused before anything runs, and what has the name stays.
+#[test]
+fn no_name_is_written_twice() {
+    let folder = Folder::new("faults-twice");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 3));
+    let (new, old) = (folder.0.join("new.y4m"), folder.file("old.y4m", b"precious"));
+    let dotted = folder.0.join(".").join("new.y4m");
+    let (clip, new, old, dotted) = (text(&clip), text(&new), text(&old), text(&dotted));
+    let trace = format!("trace={new}");
+    for words in [
+        &["roundtrip", clip, new, "--trace", dotted][..],
+        &["roundtrip", clip, old, "--trace", old, "-y"],
+        &["roundtrip", clip, old, "--report", old, "-y"],
+        &["encode", clip, "latent.safetensors", "--trace", "latent.safetensors"],
+        &["plan", "--decode", "1x16x16", "--json", new, "--picture", dotted],
+        &["compare", clip, clip, "--sheet", new, "--report", new],
+        &["compare", clip, "--variant", &trace, "--variant", &trace],
+    ] {
+        fails(words, &["the name of two outputs", "its own"]);
+    }
+    fails(&["bench", "--trace", new, "--device", "cpu", "--shapes", "1x16x16"], &["--trace", "every case"]);
+    fails(&["compare", clip, "--set", &trace], &["--trace", "--variant"]);
+    assert_eq!(std::fs::read(old).unwrap(), b"precious");
+    assert_eq!(names(&folder.0), ["clip.y4m", "old.y4m"]);
+}
+
+/// Pictures of a pattern: none gets its name unless all can, and what is no regular file stays.
+#[cfg(unix)]
+#[test]
+fn pictures_of_a_pattern_get_their_names_together() {
+    let folder = Folder::new("faults-pattern");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 4));
+    let (pattern, second) = (folder.0.join("f%04d.png"), folder.0.join("f0002.png"));
+    let words = ["roundtrip", text(&clip), text(&pattern)];
+    let refused = |why: &[&str], more: &[&str]| {
+        let before = names(&folder.0);
+        fails(&[&words[..], more].concat(), why);
+        assert_eq!(names(&folder.0), before);
+    };
+    assert!(Command::new("mkfifo").arg(&second).status().unwrap().success());
+    refused(&["f0002.png exists and is not a regular file"], &["-y"]);
+    refused(&["f0002.png exists and is not a regular file"], &[]);
+    std::fs::remove_file(&second).unwrap();
+    std::os::unix::fs::symlink("nowhere.png", &second).unwrap();
+    refused(&["f0002.png exists and is not a regular file"], &["-y"]);
+    std::fs::remove_file(&second).unwrap();
+    // A gap before and after it.
+    folder.file("f0002.png", b"precious");
+    folder.file("f0004.png", b"precious");
+    refused(&["f0002.png exists", "-y"], &[]);
+    std::fs::remove_file(folder.0.join("f0004.png")).unwrap();
+    std::fs::create_dir(folder.0.join("f0004.png")).unwrap();
+    refused(&["f0004.png exists and is not a regular file"], &["-y"]);
+    std::fs::remove_dir(folder.0.join("f0004.png")).unwrap();
+    assert_eq!(std::fs::read(&second).unwrap(), b"precious");
+    // Other outputs have names, too.
+    refused(&["f0003.png is the name of two outputs"], &["-y", "--trace", text(&folder.0.join("f0003.png"))]);
+    // Pictures of a longer clip before stay.
+    folder.file("f0005.png", b"older");
+    succeeds(&[&words[..], &["-y"]].concat());
+    assert_eq!(std::fs::read(folder.0.join("f0005.png")).unwrap(), b"older");
+    // A folder that cannot be written is not the fault of a name that nobody gave.
+    let nowhere = folder.0.join("nowhere").join("f%03d.png");
+    fails(&["roundtrip", text(&clip), text(&nowhere)], &["nowhere does not exist"]);
+}
+
+/// Parts without a frame, and numbers that no clip has: an error of one line, and no file.
+#[test]
+fn parts_without_frames_and_huge_numbers_are_an_error() {
+    let folder = Folder::new("faults-parts");
+    let (clip, latent) = (folder.file("clip.y4m", &y4m(16, 16, 5)), folder.0.join("latent.safetensors"));
+    let good = folder.file("good.y4m", b"precious");
+    let (clip, latent, good) = (text(&clip), text(&latent), text(&good));
+    succeeds(&["encode", clip, latent]);
+    let before = names(&folder.0);
+    for part in [&["-ss", "0.11", "-t", "0.001"][..], &["-t", "0"]] {
+        fails(&[&["decode", latent, good, "-y"], part].concat(), &["no frame in the part asked for", "longer -t"]);
+        fails(&[&["roundtrip", clip, good, "-y"], part].concat(), &["no frame in the part asked for", "longer -t"]);
+    }
+    for text in ["1e300", "1e308:0"] {
+        fails(&["decode", latent, good, "-y", "-ss", text], &[text, "later than any clip"]);
+    }
+    fails(&["decode", latent, good, "-y", "-ss", "1e9"], &["name an earlier part"]);
+    for frames in ["18446744073709551615", "18446744073709551615:", "9223372036854775807:", "99:18446744073709551615"] {
+        fails(&["decode", latent, good, "-y", "--frames", frames], &["name an earlier part"]);
+        fails(&["encode", clip, latent, "-y", "--frames", frames], &["name an earlier part"]);
+    }
+    for frames in ["18446744073709551615:", "99:"] {
+        fails(&["roundtrip", clip, good, "-y", "--frames", frames], &["has 5 frames", "name an earlier one"]);
+        fails(&["compare", clip, "--frames", frames], &["no frames from frame"]);
+    }
+    for size in ["18446744073709551615x64x64", "1x18446744073709551615x64", "4294967297x8x8", "1x8x131073"] {
+        fails(&["plan", "--decode", size], &[size, "give less"]);
+        fails(&["plan", "--encode", size], &[size, "give less"]);
+    }
+    for name in ["f%099999d.png", "f%021d.png"] {
+        let pictures = folder.0.join(name);
+        fails(&["decode", latent, text(&pictures)], &["one picture"]);
+        fails(&["roundtrip", text(&pictures), good, "-y"], &["does not exist"]);
+    }
+    assert_eq!(std::fs::read(good).unwrap(), b"precious");
+    assert_eq!(names(&folder.0), before);
+}
+
+/// What the library warns of is told once. -q keeps quiet.
+#[test]
+fn warnings_of_the_library_are_told() {
+    let folder = Folder::new("faults-warnings");
+    let latent = Tensor { shape: vec![1, 16, 1, 2, 2], values: vec![f32::NAN; 64] };
+    let latent = folder.file("latent.safetensors", &to_bytes(&Tensors::from([("latent".into(), latent)]), 1));
+    let (latent, clip) = (text(&latent), folder.0.join("clip.y4m"));
+    let words = ["decode", latent, text(&clip), "-y", "--device", "cpu"];
+    let told = |more: &[&str]| {
+        let output = vvae(&[&words[..], more].concat()).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = told(&[]);
+    assert!(said.starts_with("vvae: ") && said.contains("NaN") && said.lines().count() == 1, "{said}");
+    let said = told(&["--set", "slice_frames=4096"]);
+    assert!(said.contains("slice_frames: 4096 is more than a slice can have"), "{said}");
+    assert_eq!(told(&["-q"]), "");
+    // A failure is told once.
+    fails(&[&words[..], &["--set", "nonfinite=error"]].concat(), &["NaN"]);
 }
 
 /// What a file says is shown, and does not rule the terminal.

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use common::command::{fails, names, succeeds, text, tool, vvae, y4m};
+use common::command::{fails, header, names, succeeds, text, tool, vvae, y4m};
 use common::safetensors::{Folder, Tensor, Tensors, read, to_bytes};
 use common::{Buffer, Vae, golden};
 use serde_json::Value;
@@ -62,6 +62,48 @@ fn patterns_name_pictures_in_and_out() {
         succeeds(&["roundtrip", text(&jpegs), text(&raw), "-y"]);
         assert_eq!(std::fs::metadata(&raw).unwrap().len(), 4 * 16 * 16 * 3);
     }
+}
+
+/// Options that would change nothing are refused, and say what they are for.
+#[test]
+fn options_without_a_use_are_refused() {
+    let folder = Folder::new("formats-options");
+    let path = |name: &str| folder.0.join(name);
+    let (clip, latent) = (folder.file("clip.y4m", &y4m(16, 16, 2)), path("latent.safetensors"));
+    let (clip, latent, y4m, raw) = (text(&clip), text(&latent), path("out.y4m"), path("out.raw"));
+    for option in [["--codec", "h264"], ["--quality", "5"], ["--format", "rgb"], ["--y4m", "420"]] {
+        fails(&[&["encode", clip, latent], &option[..]].concat(), &["unexpected argument", option[0]]);
+        fails(&[&["compare", clip, clip], &option[..]].concat(), &["unexpected argument", option[0]]);
+    }
+    assert!(!succeeds(&["encode", "--help"]).contains("--lossless"));
+    for command in ["encode", "roundtrip"] {
+        fails(&[command, clip, latent, "--size", "16x16"], &["--size is for .raw"]);
+    }
+    fails(&["compare", clip, clip, "--size", "16x16"], &["--size is for .raw"]);
+    succeeds(&["encode", clip, latent]);
+    for (target, option, why) in [
+        (&y4m, ["--codec", "h264"], "video files"),
+        (&y4m, ["--quality", "5"], "video files"),
+        (&y4m, ["--format", "safetensors"], "the output -"),
+        (&y4m, ["--bits", "16"], "8 or 10"),
+        (&y4m, ["--bits", "12"], "8 or 10"),
+        (&raw, ["--y4m", "420"], ".y4m"),
+        (&raw, ["--bits", "10"], "8 or 16"),
+        (&path("frames"), ["--bits", "12"], "8 or 16"),
+        (&path("f%d.png"), ["--quality", "5"], "video files"),
+    ] {
+        fails(&[&["roundtrip", clip, text(target)], &option[..]].concat(), &[option[0], why]);
+        fails(&[&["decode", latent, text(target)], &option[..]].concat(), &[option[0], why]);
+    }
+    fails(&["decode", latent, text(&y4m), "--y4m", "420", "--bits", "10"], &["--y4m 420 has 8 bits"]);
+    assert_eq!(names(&folder.0), ["clip.y4m", "latent.safetensors"]);
+    // The layout of the input in the depth that is asked for.
+    succeeds(&["roundtrip", clip, text(&y4m), "--bits", "10"]);
+    assert!(header(&y4m).contains(" C420p10 "), "{}", header(&y4m));
+    // 16 bits are those of the raw input.
+    succeeds(&["roundtrip", clip, text(&raw), "--bits", "16"]);
+    succeeds(&["roundtrip", text(&raw), text(&y4m), "--bits", "16", "--size", "16x16", "-y"]);
+    assert!(header(&y4m).contains(" C444p10 "), "{}", header(&y4m));
 }
 
 /// A model with an alpha channel: pictures bring theirs and get it back. Other models, and other outputs, say that they

@@ -105,6 +105,55 @@ fn plan_for_a_card_that_is_not_here() {
     );
 }
 
+/// Words that name one thing twice, or are ignored.
+#[test]
+fn settings_without_a_use_are_refused() {
+    let card = ["plan", "--decode", "5x64x64", "--device-like", "h200", "--set", "device_like=a100"];
+    fails(&card, &["--device-like", "leave one out"]);
+    fails(&["check", "demo", "--weights", "nope"], &["--weights", "leave"]);
+    fails(&["check", "demo", "--set", "precision=fp32"], &["precision", "leave"]);
+}
+
+/// Errors name what the user wrote, and the page of the command.
+#[test]
+fn errors_name_the_command_and_the_file() {
+    let folder = Folder::new("command-errors-named");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 5));
+    let (clip, demo) = (text(&clip), folder.0.join("demo"));
+    fails(&["encode", clip, "a.safetensors", "-ss", "-1"], &["\"-1\" is no time", "see: vvae encode --help"]);
+    fails(&["-q", "roundtrip", clip, "b.y4m", "-t", "x"], &["\"x\" is no time", "see: vvae roundtrip --help"]);
+    fails(&["info", "--limit", "-5"], &["--limit", "see: vvae info --help"]);
+    fails(&["plan", "--decode", "1x16x16", "--limit", "-5"], &["memory_limit", "-5"]);
+    fails(&["compare", "-", "-"], &["standard input is one clip"]);
+    fails(&["demo", "--out", text(&demo), "--set", "nothing=1"], &["nothing"]);
+    assert!(!demo.exists());
+    fails(&["encode", clip, "a.safetensors", "--frames", "3:9"], &["frames 3 to 8 are not all in the clip"]);
+    let json = "{\"__metadata__\":{\"latents\":\"banana\"},\"latent\":{\"dtype\":\"F32\",\"shape\":[1,16,1,1],\
+                \"data_offsets\":[0,64]}}";
+    let latent =
+        folder.file("odd.safetensors", &[&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0; 64]].concat());
+    fails(&["decode", text(&latent), text(&folder.0.join("c.y4m"))], &["odd.safetensors: ", "banana"]);
+}
+
+/// A gate that compares nothing does not pass.
+#[test]
+fn bench_compares_with_figures_of_its_own() {
+    let folder = Folder::new("command-bench-against");
+    let (plan, saved) = (folder.0.join("plan.json"), folder.0.join("saved.json"));
+    succeeds(&["plan", "--decode", "1x16x16", "--json", text(&plan)]);
+    let words = |ops: &'static str| ["bench", "--device", "cpu", "--shapes", "1x16x16", "--repeat", "1", "--ops", ops];
+    let precision = ["--set", "precision=fp32"];
+    let against = |ops, file: &Path| {
+        let output = vvae(&[&words(ops)[..], &precision, &["--against", text(file)]].concat()).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (passed, said) = against("encode", &plan);
+    assert!(!passed && said.contains("plan.json") && said.contains("`vvae plan`"), "{said}");
+    succeeds(&[&words("decode")[..], &precision, &["--json", text(&saved)]].concat());
+    let (passed, said) = against("encode", &saved);
+    assert!(!passed && said.contains("none of these cases"), "{said}");
+}
+
 /// The text of every label of a picture.
 fn labels(svg: &str) -> Vec<&str> {
     svg.split("<text").skip(1).filter_map(|part| part.split_once('>')?.1.split('<').next()).collect()

@@ -46,7 +46,8 @@ pub struct Cli {
 pub fn run() -> Result<()> {
     // ffmpeg's users write -ss, which would be two options of one letter.
     let words = std::env::args_os().map(|word| if word == "-ss" { "--ss".into() } else { word });
-    match Cli::try_parse_from(words) {
+    let words: Vec<std::ffi::OsString> = words.collect();
+    match Cli::try_parse_from(&words) {
         Ok(Cli { version: true, .. }) => say::line(format_args!("{}", api::versions()?)),
         Ok(Cli { command: Some(command), quiet, overwrite, .. }) => {
             say::QUIET.store(quiet, Ordering::Relaxed);
@@ -57,7 +58,7 @@ pub fn run() -> Result<()> {
         Err(why) => match why.kind() {
             ErrorKind::DisplayHelp => say::page(&why.to_string()),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => say::page(&why.to_string()),
-            _ => Err(one_line(&why.to_string())),
+            _ => Err(one_line(&why.to_string(), &words)),
         },
     }
 }
@@ -69,12 +70,14 @@ fn completions(shell: clap_complete::Shell) -> Result<()> {
     say::page(&String::from_utf8_lossy(&script))
 }
 
-/// What is wrong and what was meant, without the usage that follows.
-fn one_line(text: &str) -> String {
-    let (told, usage) = text.split_once("\nUsage: ").unwrap_or((text, "vvae\n"));
+/// What is wrong and what was meant, and where the help is, in place of the usage.
+fn one_line(text: &str, words: &[std::ffi::OsString]) -> String {
+    let told = text.split_once("\nUsage: ").map_or(text, |(told, _)| told);
     let told = told.split("\nFor more information").next().unwrap_or(told);
     let lines = told.lines().map(|line| line.trim().trim_start_matches("error: ")).filter(|line| !line.is_empty());
     let told = lines.map(|line| line.replacen("tip: ", "; ", 1)).collect::<Vec<_>>().join(" ").replace(" ; ", "; ");
-    let words = usage.split_whitespace().take_while(|word| word.starts_with(char::is_alphabetic));
-    format!("{told}; see: {} --help", words.collect::<Vec<_>>().join(" "))
+    let cli = Cli::command();
+    let command = words.iter().skip(1).find_map(|word| cli.find_subcommand(word));
+    let command = command.map(|command| format!(" {}", command.get_name())).unwrap_or_default();
+    format!("{told}; see: vvae{command} --help")
 }

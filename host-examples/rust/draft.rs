@@ -16,6 +16,9 @@ pub static OVERWRITE: AtomicBool = AtomicBool::new(false);
 /// What this run reads, by identity. No output replaces any of it.
 static SOURCES: Mutex<Vec<(Identity, PathBuf)>> = Mutex::new(Vec::new());
 
+/// What this run writes, by full names. No two outputs have one name.
+static TARGETS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
 /// Notes a file as one that this run reads.
 pub fn protect(path: &Path) {
     if let Some(identity) = identity(path) {
@@ -53,20 +56,28 @@ impl Draft {
 
     /// A file beside the target, so that the last step is a rename, with its extension, which tells ffmpeg the format.
     pub fn replacing(target: &Path) -> Result<Draft> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true);
-        Draft::make(target, |path| options.open(path).map(Some))
+        let followed = follow(target)?;
+        claim(&followed, target)?;
+        Draft::make(target, followed, new_file)
     }
 
     /// A folder in the same way.
     pub fn folder(target: &Path) -> Result<Draft> {
-        Draft::make(target, |path| fs::create_dir(path).map(|()| None))
+        let followed = follow(target)?;
+        claim(&followed, target)?;
+        Draft::make(target, followed, |path| fs::create_dir(path).map(|()| None))
     }
 
-    /// `create` must refuse a name that exists, so that nobody can plant a link there.
-    fn make(given: &Path, create: impl Fn(&Path) -> std::io::Result<Option<File>>) -> Result<Draft> {
+    /// A file that never gets a name, in the temporary folder. There may be many.
+    pub fn temporary(name: &str) -> Result<Draft> {
+        let target = std::env::temp_dir().join(name);
+        Draft::make(&target, target.clone(), new_file)
+    }
+
+    /// `given`: the target as the user names it. `create` must refuse a name that exists, so that nobody can plant a
+    /// link there.
+    fn make(given: &Path, target: PathBuf, create: impl Fn(&Path) -> std::io::Result<Option<File>>) -> Result<Draft> {
         const TRIES: u32 = 8;
-        let target = follow(given)?;
         let name = target.file_name().ok_or_else(|| format!("{} names no file; add one", given.display()))?;
         let folder = parent(&target);
         if !folder.is_dir() {
@@ -137,6 +148,10 @@ impl Draft {
         let _ = File::open(parent(&self.target)).and_then(|folder| folder.sync_all());
         Ok(())
     }
+}
+
+fn new_file(path: &Path) -> std::io::Result<Option<File>> {
+    OpenOptions::new().read(true).write(true).create_new(true).open(path).map(Some)
 }
 
 /// The path itself, or where a symbolic link leads to.
@@ -235,6 +250,36 @@ fn refuse_source(target: &Path) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// The name that tells an output from all others, whether it exists or not.
+fn full_name(target: &Path) -> PathBuf {
+    let beside = || Some(fs::canonicalize(parent(target)).ok()?.join(target.file_name()?));
+    fs::canonicalize(target).ok().or_else(beside).unwrap_or_else(|| target.to_owned())
+}
+
+/// Notes a name as one that this run writes. `given`: as the user wrote it.
+fn claim(target: &Path, given: &Path) -> Result<()> {
+    refuse_claimed(target, given)?;
+    TARGETS.lock().unwrap_or_else(PoisonError::into_inner).push(full_name(target));
+    Ok(())
+}
+
+fn refuse_claimed(target: &Path, given: &Path) -> Result<()> {
+    if TARGETS.lock().unwrap_or_else(PoisonError::into_inner).contains(&full_name(target)) {
+        return Err(format!("{} is the name of two outputs; give each its own", given.display()));
+    }
+    Ok(())
+}
+
+/// For a file that is renamed to this name later: what has the name must be a regular file that may be replaced, and
+/// no other output.
+pub fn refuse_taken(target: &Path) -> Result<()> {
+    if fs::symlink_metadata(target).is_ok_and(|found| !found.is_file()) {
+        return Err(format!("{} exists and is not a regular file; name another", target.display()));
+    }
+    refuse_claimed(target, target)?;
+    refuse_existing(target)
 }
 
 /// A file is replaced only where the user said so, and never if this run reads it.

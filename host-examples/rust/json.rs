@@ -52,9 +52,12 @@ impl Json {
         }
     }
 
-    /// The results of a file that a command wrote.
-    pub fn read(bytes: &[u8]) -> Result<Vec<Value>> {
+    /// The results of a file that this command wrote.
+    pub fn read(bytes: &[u8], command: &str) -> Result<Vec<Value>> {
         let value: Value = serde_json::from_slice(bytes).map_err(|why| why.to_string())?;
+        if let Some(other) = value["command"].as_str().filter(|other| *other != command) {
+            return Err(format!("it is of `vvae {other}`; name another"));
+        }
         value["results"].as_array().cloned().ok_or_else(|| "it has no list of results".into())
     }
 }

@@ -28,6 +28,7 @@ mod spool;
 mod tensor;
 mod units;
 mod vae;
+mod warnings;
 mod whole;
 
 use std::process::ExitCode;

@@ -6,12 +6,14 @@ use clap::ValueEnum;
 
 use crate::tensor::Dtype;
 use crate::vae::Vae;
-use crate::{Result, draft, models};
+use crate::{Result, models};
 
 const WEIGHTS: &str = "VIDEO_VAE_WEIGHTS";
 const ANY_DEVICE: &str = "auto";
 /// The parameter for plans of a card that is not here.
 pub const DEVICE_LIKE: &str = "device_like";
+/// The parameter for the file of times.
+pub const TRACE: &str = "trace";
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
@@ -24,7 +26,7 @@ pub struct ModelOptions {
     #[arg(long, value_name = "NAME", default_value = ANY_DEVICE)]
     pub device: String,
     /// Memory to keep to, such as 6GiB or 2.7GiB; default: what is free.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub limit: Option<String>,
     /// Write the times of every operation and copy, for chrome://tracing and Perfetto.
     #[arg(long, value_name = "FILE.json")]
@@ -67,8 +69,6 @@ impl ModelOptions {
     }
 
     pub fn open(&self, weights: &Path) -> Result<Vae> {
-        self.trace.as_ref().map_or(Ok(()), |trace| draft::refuse_existing(Path::new(trace)))?;
-        draft::protect(weights);
         self.configured(Vae::open(weights, &self.device)?)
     }
 
@@ -87,7 +87,7 @@ impl ModelOptions {
     /// Keys and values of --set, after --limit and --trace as the parameters they are.
     pub fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
         let limit = self.limit.as_deref().map(|limit| ("memory_limit", limit));
-        let trace = self.trace.as_deref().map(|trace| ("trace", trace));
+        let trace = self.trace.as_deref().map(|trace| (TRACE, trace));
         limit.into_iter().chain(trace).chain(self.set.iter().map(|(key, value)| (key.as_str(), value.as_str())))
     }
 

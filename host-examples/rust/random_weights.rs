@@ -68,7 +68,7 @@ pub fn write(path: &Path, model: &Model, dtype: Dtype, seed: u64) -> Result<u64>
 /// A checkpoint of zeros under a temporary name, for plans, which depend on shapes alone. It takes no room on disk, and
 /// is gone when dropped.
 pub fn blank(model: &Model, dtype: Dtype) -> Result<Draft> {
-    let draft = Draft::new(&std::env::temp_dir().join("vvae-blank.safetensors"))?;
+    let draft = Draft::temporary("vvae-blank.safetensors")?;
     let (tensors, header) = layout(model, dtype);
     let elements: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
     let mut file = draft.create()?;

@@ -2,7 +2,11 @@
 
 use crate::Result;
 use crate::files::Source;
+use crate::units::{MOST_FRAMES, counted};
 use crate::vae::Vae;
+
+/// Of a part by times, where no frame lies.
+pub const EMPTY: &str = "there is no frame in the part asked for; give a longer -t";
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Range")]
@@ -39,9 +43,24 @@ pub fn parse(text: &str) -> Result<(u64, Option<u64>)> {
 /// known.
 pub fn read(part: (u64, Option<u64>), vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Range> {
     let (first, count) = part;
-    let end = count.map(|count| first + count);
+    if count == Some(0) {
+        // To the library it would mean all.
+        return Err(EMPTY.into());
+    }
     // Of a clip whose length is not known, as many frames as the range needs.
-    let least = end.unwrap_or(first + 1);
+    let least = first.saturating_add(count.unwrap_or(1));
+    if least > MOST_FRAMES {
+        return Err(format!("no clip has frame {}; name an earlier part", least - 1));
+    }
+    let (outputs, what) = match (clip_frames, node) {
+        (Some(frames), "encode") => (vae.latent_frames(frames), "latent frame"),
+        (Some(frames), _) => (vae.video_frames(frames), "video frame"),
+        (None, _) => (least, ""),
+    };
+    if least > outputs {
+        let has = counted(outputs, what);
+        return Err(format!("frames {first} to {} are not all in the clip, which has {has}; name others", least - 1));
+    }
     let assumed = if node == "encode" { vae.video_frames(least) } else { vae.latent_frames(least) };
     let inputs = vae.range_inputs(node, clip_frames.unwrap_or(assumed), first, count.unwrap_or(0))?;
     let input_count = count.map(|_| inputs.1);

@@ -19,7 +19,7 @@ pub struct Spool {
 
 impl Spool {
     pub fn new(kind: FrameKind) -> Result<Spool> {
-        let draft = Draft::replacing(&std::env::temp_dir().join("vvae-frames"))?;
+        let draft = Draft::temporary("vvae-frames")?;
         Ok(Spool { draft, kind, frames: Arc::new(AtomicU64::new(0)) })
     }
 

@@ -48,12 +48,22 @@ pub fn grouped(count: u64) -> String {
     out
 }
 
-/// Sizes such as 121x1080x1920 or 640x480, each at least 1.
+/// No clip has more. Sums and products of such numbers have room.
+pub const MOST_FRAMES: u64 = 1 << 32;
+/// No picture is wider or higher.
+pub const MOST_PIXELS: u64 = 1 << 17;
+
+/// Sizes such as 121x1080x1920 or 640x480, each at least 1: height and width, or both in the other order, after frames.
 pub fn sizes<const N: usize>(text: &str, example: &str) -> Result<[u64; N]> {
     let parsed: Option<Vec<u64>> = text.split('x').map(|part| part.parse().ok().filter(|n| *n > 0)).collect();
-    parsed
+    let sizes: [u64; N] = parsed
         .and_then(|parts| parts.try_into().ok())
-        .ok_or_else(|| format!("\"{text}\" is no size of {N} numbers; write it like {example}"))
+        .ok_or_else(|| format!("\"{text}\" is no size of {N} numbers; write it like {example}"))?;
+    let (frames, sides) = sizes.split_at(N.saturating_sub(2));
+    if frames.iter().any(|frames| *frames > MOST_FRAMES) || sides.iter().any(|side| *side > MOST_PIXELS) {
+        return Err(format!("\"{text}\" is more than {MOST_FRAMES} frames, or {MOST_PIXELS} pixels a side; give less"));
+    }
+    Ok(sizes)
 }
 
 /// Frames per second, as a fraction.
@@ -108,7 +118,7 @@ impl std::fmt::Display for Rate {
     }
 }
 
-/// A number of bytes with or without a unit, as the library takes them; `None` for anything else, such as "auto".
+/// A number of bytes with or without a unit, in capitals or not; `None` for anything else, such as "auto".
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

@@ -1,15 +1,19 @@
 //! A model on a device: what a Rust host wraps around the C calls.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
 use std::path::Path;
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 use crate::Result;
 use crate::api::*;
+use crate::draft::{self, Draft};
 use crate::interrupt;
+use crate::options::TRACE;
 use crate::tensor::Frames;
+use crate::warnings::{Warnings, hear};
 
 /// Whether the image is computed whole.
 pub fn is_untiled(plan: &vvae_plan_info) -> bool {
@@ -64,22 +68,26 @@ pub struct Vae {
     model: Cell<vvae_model_desc>,
     /// Whether latents are those of the diffusion model.
     packed: Cell<bool>,
-    /// Whether a trace was asked for.
-    traced: Cell<bool>,
+    /// The trace that is written, if one was asked for.
+    trace: RefCell<Option<Draft>>,
+    /// Of the calls. The library has its address, which does not change.
+    warnings: Arc<Warnings>,
 }
 
 impl Vae {
     pub fn open(weights: &Path, device: &str) -> Result<Vae> {
         let api = api()?;
+        draft::protect(weights);
         let weights = weights.to_str().ok_or_else(|| format!("{} is no UTF-8; rename it", weights.display()))?;
         let (weights, device) = (c_text(weights)?, c_text(device)?);
+        let warnings = Arc::<Warnings>::default();
         let info = vvae_create_info {
             struct_size: size_of::<vvae_create_info>() as u32,
             abi_version: VVAE_ABI_VERSION,
             weights: weights.as_ptr(),
             device: device.as_ptr(),
-            log: None,
-            log_user: null_mut(),
+            log: Some(hear),
+            log_user: Arc::as_ptr(&warnings).cast_mut().cast(),
             alloc: None,
             free: None,
             alloc_user: null_mut(),
@@ -92,8 +100,10 @@ impl Vae {
         let mut raw = null_mut();
         // SAFETY: the struct and its texts outlive the call.
         let status = unsafe { (api.vvae_create)(&info, &mut raw) };
+        warnings.call_ended(status < VVAE_OK);
         check(api, null_mut(), status)?;
-        let vae = Vae { api, raw, model: Cell::new(sized()), packed: Cell::new(false), traced: Cell::new(false) };
+        let (model, packed, trace) = (Cell::new(sized()), Cell::new(false), RefCell::default());
+        let vae = Vae { api, raw, model, packed, trace, warnings };
         interrupt::watch(raw);
         vae.read_model()?;
         Ok(vae)
@@ -143,7 +153,10 @@ impl Vae {
     }
 
     pub fn configure(&self, key: &str, value: &str) -> Result<()> {
-        self.traced.set(self.traced.get() || key == "trace");
+        if key == TRACE { self.begin_trace(value) } else { self.set(key, value) }
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<()> {
         let (key_text, value_text) = (c_text(key)?, c_text(value)?);
         // SAFETY: two texts that outlive the call.
         self.check(unsafe { (self.api.vvae_configure)(self.raw, key_text.as_ptr(), value_text.as_ptr()) })?;
@@ -188,9 +201,23 @@ impl Vae {
         }
     }
 
-    /// Writes the file of --trace, if there is one. Dropping the model would too, but tell of no failure.
+    /// The library writes the trace into a draft, so that it gets its name as every other output does.
+    fn begin_trace(&self, target: &str) -> Result<()> {
+        let draft = if target.is_empty() { None } else { Some(Draft::new(Path::new(target))?) };
+        let path = draft.as_ref().map_or(Some(""), |draft| draft.path.to_str());
+        self.set(
+            TRACE,
+            path.ok_or_else(|| format!("{target} lies in a folder whose name is no UTF-8; name another"))?,
+        )?;
+        *self.trace.borrow_mut() = draft;
+        Ok(())
+    }
+
+    /// Gives the trace its name, if there is one. Without it the trace is gone with the model.
     pub fn end_trace(&self) -> Result<()> {
-        if self.traced.take() { self.configure("trace", "") } else { Ok(()) }
+        let Some(draft) = self.trace.take() else { return Ok(()) };
+        self.set(TRACE, "")?;
+        draft.finish()
     }
 
     pub fn encode(&self, video: &Frames, latent: &mut Frames) -> Result<()> {
@@ -288,6 +315,7 @@ impl Vae {
     }
 
     fn check(&self, status: i32) -> Result<i32> {
+        self.warnings.call_ended(status < VVAE_OK);
         check(self.api, self.raw, status)
     }
 }

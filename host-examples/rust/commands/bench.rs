@@ -11,7 +11,7 @@ use video_vae::internals::model::families::FAMILIES;
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
 use crate::gpu::{Gpu, Memory};
 use crate::json::{Json, JsonOptions};
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, TRACE};
 use crate::random_weights::{self, Random};
 use crate::say::{self, say};
 use crate::tensor::{Dtype, FrameKind, Frames};
@@ -99,7 +99,8 @@ impl Bench {
         if gpu.is_none() && self.device_tensors {
             return Err("--device-tensors: the device is the CPU; name a GPU with --device cuda:0".into());
         }
-        say!("{}, {} repeats, tensors in {} memory", weights.display(), self.repeat, self.place())?;
+        let repeats = units::counted(self.repeat, "repeat");
+        say!("{}, {repeats}, tensors in {} memory", weights.display(), self.place())?;
         if let (Some(_), Ok(arch)) = (gpu, std::env::var("VVAE_ARCH")) {
             say!("kernels of compute capability {arch} (VVAE_ARCH)")?;
         }
@@ -119,6 +120,9 @@ impl Bench {
         let shapes = if self.shapes.is_empty() { usual } else { &self.shapes };
         let mut rows = Vec::new();
         let precisions = self.model.precisions(gpu.is_none() && !self.model.device.starts_with("cuda"));
+        if self.model.setting(TRACE).is_some() && shapes.len() * self.ops.len() * precisions.len() > 1 {
+            return Err("--trace: every case would write it; name one with --shapes, --ops and --set precision".into());
+        }
         for (shape, op) in shapes.iter().flat_map(|shape| self.ops.iter().map(move |op| (*shape, *op))) {
             for precision in precisions {
                 let row = self.measure((&weights, *precision), &model, op, shape, gpu)?;
@@ -199,6 +203,7 @@ impl Bench {
         let mut times = (0..self.repeat).map(|_| run()).collect::<Result<Vec<f64>>>()?;
         times.sort_by(f64::total_cmp);
         let seconds = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+        vae.end_trace()?;
         let memory = vae.memory()?;
         Ok(Row {
             op: if encoder { "encode" } else { "decode" },
@@ -268,7 +273,7 @@ fn as_json(row: &Row, product: Option<f64>, place: &str) -> Value {
 
 fn saved_rows(path: &Path) -> Result<Vec<Value>> {
     let text = std::fs::read(path).map_err(|why| format!("--against: {} cannot be read: {why}", path.display()))?;
-    Json::read(&text)
+    Json::read(&text, "bench")
         .map_err(|why| format!("--against: {} is not what `vvae bench --json` writes: {why}", path.display()))
 }
 
@@ -279,7 +284,7 @@ const TOLERANCE: f64 = 1.1;
 fn compare(rows: &[Value], saved: &[Value]) -> Result<()> {
     let case =
         |row: &Value| ["op", "precision", "shape", "tensors"].map(|key| row[key].as_str().unwrap_or("?").to_owned());
-    let mut slower = Vec::new();
+    let (mut slower, mut compared) = (Vec::new(), 0);
     for row in rows {
         let case_words = case(row);
         let old = saved.iter().find(|old| case(old) == case_words).and_then(|old| old["seconds"].as_f64());
@@ -287,11 +292,17 @@ fn compare(rows: &[Value], saved: &[Value]) -> Result<()> {
             say!("{}: not in the saved file", case_words[..3].join(" "))?;
             continue;
         };
+        compared += 1;
         let words = format!("{}: {new:.4} s, before {old:.4} s, ratio {:.3}", case_words[..3].join(" "), new / old);
         say!("{words}")?;
         if new > old * TOLERANCE {
             slower.push(words);
         }
+    }
+    if compared == 0 {
+        return Err(
+            "--against: the saved file has none of these cases; save it with the same --shapes and --ops".into()
+        );
     }
     if slower.is_empty() { Ok(()) } else { Err(format!("slower than before by more than 10 %: {}", slower.join("; "))) }
 }

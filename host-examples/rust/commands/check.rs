@@ -52,6 +52,13 @@ impl Check {
         let ([frames, height, width], json) = (self.shape, self.json.open()?);
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
         let input = clip::make(kind, frames)?;
+        let model = &self.model;
+        if model.weights.is_some() {
+            return Err("--weights: the checkpoint is the word after `check`; leave --weights out".into());
+        }
+        if model.setting("precision").is_some() {
+            return Err("--set precision: check takes fp32 and the faster one of the device; leave it out".into());
+        }
         let checkpoint = models::resolve(&self.checkpoint)?;
         let vae = self.model.open(&checkpoint)?;
         let exact = results(&vae, &input, "fp32")?;
@@ -64,6 +71,7 @@ impl Check {
             |bytes: &[u8]| bytes.chunks_exact(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
         let is_finite = finite(other.latent.bytes()) && finite(&floats(&vae, &exact, fast)?);
         let holds = if is_finite { "holds" } else { "overflows, use precision=bf16" };
+        vae.end_trace()?;
         let apart = metrics::compare(&exact.video, &other.video);
         let through = metrics::compare(&input, &exact.video);
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();

@@ -10,9 +10,9 @@ use serde_json::json;
 
 use super::demo::{metrics, sheet};
 use crate::draft::Draft;
-use crate::files::{self, Clip, InputOptions, Part, Source, VideoOptions};
+use crate::files::{self, Clip, ClipOptions, InputOptions, Part, Source};
 use crate::json::JsonOptions;
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, TRACE};
 use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
@@ -84,7 +84,7 @@ pub struct Compare {
     #[command(flatten)]
     input: InputOptions,
     #[command(flatten)]
-    video: VideoOptions,
+    video: ClipOptions,
 }
 
 /// More than comparing two frames takes for a pixel: floats of both, ten planes of the SSIM, and the frames that are
@@ -96,6 +96,11 @@ type Pair = (u64, Vec<u8>, Vec<u8>);
 
 impl Compare {
     pub fn run(self) -> Result<()> {
+        let inputs: Vec<&Path> = [Some(&self.a), self.b.as_ref()].into_iter().flatten().map(PathBuf::as_path).collect();
+        self.input.check(&inputs)?;
+        if inputs.iter().filter(|input| files::is_stdio(input)).count() > 1 {
+            return Err("- and -: standard input is one clip; name a file for the other".into());
+        }
         match &self.b {
             Some(b) if !self.model.are_given() => self.clips(b),
             Some(_) => Err(
@@ -110,14 +115,14 @@ impl Compare {
     /// One clip through the model.
     fn variants(&self) -> Result<()> {
         let (model, weights) = (&self.model, self.model.weights()?);
-        if model.trace.is_some() {
+        if model.setting(TRACE).is_some() {
             return Err("--trace: every variant would write it; add trace=FILE to one --variant".into());
         }
         // What cannot be done is said before anything runs.
         let variants = variants::list(&self.precisions, &self.variant, model, &weights)?;
         let vaes = variants.iter().map(|variant| variant.open(model, &weights)).collect::<Result<Vec<_>>>()?;
-        let [sheet, page] = [&self.sheet, &self.report].map(|path| path.as_deref().map(Draft::new).transpose());
-        let (sheet, page, json) = (sheet?, page?, self.json.open()?);
+        let [sheet, page] = self.pictures()?;
+        let json = self.json.open()?;
         let (first, count) = self.frames.unwrap_or((0, None));
         let clip = variants::keep(&self.a, (&self.video, &self.input), (first, count))?;
         let runs = variants.iter().zip(vaes).map(|(variant, vae)| Outcome::run(variant, &vae, &clip));
@@ -151,6 +156,12 @@ impl Compare {
         say!("{}: {shown}", path.display())
     }
 
+    /// Sheet and page, where they are asked for. What cannot be written is said before anything runs.
+    fn pictures(&self) -> Result<[Option<Draft>; 2]> {
+        let draft = |path: &Option<PathBuf>| path.as_deref().map(Draft::new).transpose();
+        Ok([draft(&self.sheet)?, draft(&self.report)?])
+    }
+
     /// A clip, or the part of it that --frames names.
     fn part(&self, path: &Path) -> Result<(Clip, Box<dyn Source>)> {
         let (clip, source) = files::open(path, &self.video, &self.input)?;
@@ -174,7 +185,8 @@ impl Compare {
                 b.display()
             ));
         }
-        first.kind.spare(BYTES_PER_PIXEL + usize::from(self.sheet.is_some()) * BYTES_PER_PIXEL)?;
+        let [sheet, page] = self.pictures()?;
+        first.kind.spare(BYTES_PER_PIXEL + usize::from(sheet.is_some()) * BYTES_PER_PIXEL)?;
         let (mut frames, mut samples) = (Vec::new(), Samples::default());
         let mut worst: Option<(f64, Pair)> = None;
         let mut report = Report::new(format!("{} and {}", self.a.display(), b.display()), first.first);
@@ -189,7 +201,7 @@ impl Compare {
                 worst = Some((square, pair()));
             }
             samples.offer(index, pair);
-            if self.report.is_some() {
+            if page.is_some() {
                 report.frame(first.kind.width, &x, &y)?;
             }
             frames.push((square, ssim));
@@ -209,12 +221,12 @@ impl Compare {
             "host_bytes": null, "exact": null,
         });
         json.write("compare", vec![result])?;
-        if let Some(path) = &self.report {
+        if let Some(draft) = page {
             report.figure("SSIM", format_args!("{:.4}", quality.ssim));
-            report.write(Draft::new(path)?)?;
+            report.write(draft)?;
         }
-        match &self.sheet {
-            Some(path) => write_sheet(path, FrameKind { dtype: Dtype::U8, ..first.kind }, samples.with(worst)),
+        match sheet {
+            Some(draft) => write_sheet(draft, FrameKind { dtype: Dtype::U8, ..first.kind }, samples.with(worst)),
             None => Ok(()),
         }
     }
@@ -280,7 +292,7 @@ impl Samples {
     }
 }
 
-fn write_sheet(path: &Path, kind: FrameKind, pairs: Vec<Pair>) -> Result<()> {
+fn write_sheet(draft: Draft, kind: FrameKind, pairs: Vec<Pair>) -> Result<()> {
     let kind = FrameKind { interleaved: true, ..kind };
     let (mut a, mut b) = (Frames::new(kind, pairs.len() as u64)?, Frames::new(kind, pairs.len() as u64)?);
     for (at, (_, x, y)) in pairs.iter().enumerate() {
@@ -288,7 +300,6 @@ fn write_sheet(path: &Path, kind: FrameKind, pairs: Vec<Pair>) -> Result<()> {
         b.frame_mut(at).copy_from_slice(y);
     }
     let (kind, pixels) = sheet::contact_sheet(&a, &b);
-    let draft = Draft::new(path)?;
     files::encode_rgb(draft.create()?, kind, &pixels)?;
     draft.finish()
 }

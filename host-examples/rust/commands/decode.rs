@@ -56,7 +56,9 @@ impl Decode {
         let weights = model.weights()?;
         self.check_fingerprint(&latents, &weights)?;
         let vae = model.open(&weights)?;
-        self.configure_latents(&latents, &vae)?;
+        // The file says these, not the user.
+        let configured = self.configure_latents(&latents, &vae);
+        configured.map_err(|why| format!("{}: {why}", input.display()))?;
         let mut clip = original(&latents, &vae, video)?;
         let part = self.range.frames.as_deref().map(range::parse).transpose()?;
         let part = part.or(self.times.part().map(|part| part.frames(&clip)));
@@ -131,7 +133,7 @@ fn original(latents: &Latents, vae: &Vae, options: &VideoOptions) -> Result<Clip
     let whole = vae.video_frames(latents.frames);
     let frames = Some(fitting("frames", whole, u64::from(vae.model().time_scale)));
     let stored = latents.metadata.get("fps").and_then(|text| Rate::parse(text).ok());
-    let rate = options.rate.or(stored).unwrap_or(Rate::DEFAULT);
+    let rate = options.clip.rate.or(stored).unwrap_or(Rate::DEFAULT);
     let channels = vae.model().decoded_channels as usize;
     let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize).with_channels(channels);
     let mut clip = Clip::new(kind, rate).with_frames(frames);
@@ -140,7 +142,7 @@ fn original(latents: &Latents, vae: &Vae, options: &VideoOptions) -> Result<Clip
         *tag = latents.metadata.get(key).cloned().unwrap_or_default();
     }
     clip.extras.title = latents.metadata.get("title").cloned().unwrap_or_default();
-    if let Some(times) = latents.times.clone().filter(|_| options.rate.is_none()) {
+    if let Some(times) = latents.times.clone().filter(|_| options.clip.rate.is_none()) {
         let (told, frames) = (times.count() as u64, clip.frames.unwrap_or(0));
         if told != frames {
             return Err(format!("the tensor times has {told} numbers for {frames} frames; encode the clip anew"));

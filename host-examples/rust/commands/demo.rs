@@ -43,9 +43,19 @@ fn size(text: &str) -> Result<[u64; 3]> {
 
 impl Demo {
     pub fn run(self) -> Result<()> {
-        let Demo { out: folder, shape: [frames, height, width], model } = self;
-        let weights = model.named_weights().unwrap_or_else(models::demo_weights)?;
+        let (folder, is_new) = (self.out.clone(), !self.out.exists());
         std::fs::create_dir_all(&folder).map_err(|why| format!("{} cannot be made: {why}", folder.display()))?;
+        let done = self.run_in(&folder);
+        if done.is_err() && is_new {
+            // Only if it is empty.
+            let _ = std::fs::remove_dir(&folder);
+        }
+        done
+    }
+
+    fn run_in(self, folder: &Path) -> Result<()> {
+        let Demo { shape: [frames, height, width], model, .. } = self;
+        let weights = model.named_weights().unwrap_or_else(models::demo_weights)?;
         let vae = model.open(&weights)?;
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
         let input = clip::make(kind, frames)?;
@@ -72,7 +82,7 @@ impl Demo {
         say!("")?;
         say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
         vae.end_trace()?;
-        write_pictures(&folder, &input, &output)?;
+        write_pictures(folder, &input, &output)?;
         let name = weights.file_name().unwrap_or_default().to_string_lossy();
         let mut report = Report::new(format!("{frames} frames of {width} x {height} through {name}"), 0);
         for i in 0..frames as usize {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use crate::files::{self, Clip, InputOptions, Sink, VideoOptions};
+use crate::files::{self, Clip, ClipOptions, InputOptions, Sink};
 use crate::options::{Float, ModelOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -49,7 +49,7 @@ pub struct Encode {
     #[command(flatten)]
     reading: InputOptions,
     #[command(flatten)]
-    video: VideoOptions,
+    video: ClipOptions,
 }
 
 impl Encode {
@@ -58,6 +58,7 @@ impl Encode {
         if files::extension(output) != "safetensors" && !files::is_stdio(output) {
             return Err(format!("{}: latents are written as .safetensors; name it so", output.display()));
         }
+        reading.check(&[input])?;
         let (clip, source) = files::open_with_alpha(input, video, reading)?;
         let weights = model.weights()?;
         let vae = model.open(&weights)?;

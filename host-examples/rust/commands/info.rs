@@ -228,7 +228,10 @@ fn checkpoint(path: &Path) -> Result<Value> {
     say!("  pixels          {}", pixels(&model))?;
     say!("  latent          {} channels", model.latent_channels)?;
     say!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale)?;
-    say!("  time            1 latent frame for {} frames, after the first", model.time_scale)?;
+    match model.time_scale {
+        1 => say!("  time            1 latent frame for 1 frame")?,
+        frames => say!("  time            1 latent frame for {frames} frames, after the first")?,
+    }
     say!("  latents=model   {latents}")?;
     say!("  arithmetic      {arithmetic}")?;
     say!("  tensors         {}", header.tensors.len())?;

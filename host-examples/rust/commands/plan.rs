@@ -73,6 +73,9 @@ impl Plan {
                 path = blank.path.clone();
             }
         }
+        if self.device_like.is_some() && model.setting(DEVICE_LIKE).is_some() {
+            return Err("--device-like and --set device_like name a card each; leave one out".into());
+        }
         let vae = match &self.device_like {
             Some(card) => model.open_like(&path, card)?,
             None => model.open(&path)?,
@@ -89,6 +92,7 @@ impl Plan {
                 devices.extend(job.timelines(&vae)?);
             }
         }
+        vae.end_trace()?;
         json.write("plan", results)?;
         let (Some(draft), Some(path)) = (picture, &self.picture) else { return Ok(()) };
         draft.write(&picture::plan(&json!({ "devices": devices }))?)?;

@@ -53,7 +53,9 @@ pub struct Roundtrip {
 impl Roundtrip {
     pub fn run(self) -> Result<()> {
         let Roundtrip { input, output, frames, report: page, model, reading, video } = &self;
-        let (mut clip, mut source) = files::open_with_alpha(input, video, reading)?;
+        reading.check(&[input])?;
+        let (mut clip, mut source) = files::open_with_alpha(input, &video.clip, reading)?;
+        let video = &video.written(reading.is_raw(input));
         if let Some((first, count)) = *frames {
             (clip, source) = files::cut(clip, source, Part::Frames { first, count });
         }

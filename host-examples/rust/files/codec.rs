@@ -113,7 +113,7 @@ impl Container {
 pub fn choose(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<Choice> {
     let container = Container::known(&extension(path)).ok_or("no such container")?;
     let [usual, deep] = container.codecs;
-    let wanted = options.bits.unwrap_or(clip.bits);
+    let wanted = options.clip.bits.unwrap_or(clip.bits);
     let codec = match options.codec {
         None if options.lossless && container.name == MKV => Codec::Ffv1,
         chosen => chosen.unwrap_or(if wanted > 8 { deep } else { usual }),
@@ -134,7 +134,7 @@ pub fn choose(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<Choice
         }
         _ => {}
     }
-    let bits = depth(codec, wanted, options.bits)?;
+    let bits = depth(codec, wanted, options.clip.bits)?;
     let mut arguments = encoder(codec, clip, options);
     if codec == Codec::Hevc && container.name != MKV {
         arguments.extend(["-tag:v", "hvc1"].map(str::to_owned));

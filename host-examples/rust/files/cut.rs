@@ -2,16 +2,17 @@
 
 use super::{Clip, Source, Times};
 use crate::Result;
-use crate::units::Rate;
+use crate::range::EMPTY;
+use crate::units::{Rate, counted};
 
 /// `-ss` and `-t`, as ffmpeg has them.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct TimeOptions {
     /// Begin at this time, in seconds or as [HH:]MM:SS; also written -ss. Frames before it are read and left out.
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = seconds, allow_negative_numbers = true)]
     pub ss: Option<f64>,
     /// Take so much of the clip, in seconds or as [HH:]MM:SS.
-    #[arg(short, value_name = "TIME", value_parser = seconds)]
+    #[arg(short, value_name = "TIME", value_parser = seconds, allow_negative_numbers = true)]
     pub t: Option<f64>,
 }
 
@@ -29,8 +30,12 @@ fn seconds(text: &str) -> Result<f64> {
     let numbers: Option<Vec<f64>> =
         text.split(':').map(|part| part.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0)).collect();
     let numbers = numbers.filter(|numbers| (1..=3).contains(&numbers.len())).ok_or_else(bad)?;
-    Ok(numbers.iter().fold(0.0, |sum, number| 60.0 * sum + number))
+    let sum = numbers.iter().fold(0.0, |sum, number| 60.0 * sum + number);
+    if sum <= LONGEST { Ok(sum) } else { Err(format!("\"{text}\" is later than any clip's end; give less")) }
 }
+
+/// Seconds: thirty years.
+const LONGEST: f64 = 1e9;
 
 /// What is wanted of a clip.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -147,12 +152,16 @@ impl Cut {
         kept.push(time - self.start);
     }
 
-    /// Nothing was given on.
-    fn check_any(&self) -> Result<bool> {
-        if self.given > 0 {
-            return Ok(false);
+    /// The end, which is an error if nothing was given on. `whole`: all of the source was read.
+    fn ended(&self, whole: bool) -> Result<bool> {
+        match self.given {
+            0 if whole => Err(format!(
+                "the clip has {}, none of them within the part asked for; name an earlier one",
+                counted(self.read, "frame")
+            )),
+            0 => Err(EMPTY.into()),
+            _ => Ok(false),
         }
-        Err(format!("the clip has {} frames, none of them within the part asked for; name an earlier one", self.read))
     }
 }
 
@@ -160,10 +169,10 @@ impl Source for Cut {
     fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
         loop {
             if self.is_over() {
-                return self.check_any();
+                return self.ended(false);
             }
             if !self.source.read(frame)? {
-                return self.check_any();
+                return self.ended(true);
             }
             self.read += 1;
             let (before, after) = match self.part {
@@ -174,7 +183,7 @@ impl Source for Cut {
                 }
             };
             if after {
-                return self.check_any();
+                return self.ended(false);
             }
             if !before {
                 self.keep_time();
@@ -218,11 +227,14 @@ mod tests {
         assert_eq!(taken(Part::Times { from: 2.75, length: None }).unwrap(), [28, 29]);
         assert_eq!(taken(Part::Frames { first: 0, count: Some(99) }).unwrap().len(), 30);
         assert!(taken(Part::Times { from: 3.0, length: None }).unwrap_err().contains("30 frames"));
+        for length in [0.0, 0.01] {
+            assert_eq!(taken(Part::Times { from: 1.05, length: Some(length) }).unwrap_err(), EMPTY);
+        }
     }
 
     #[test]
     fn times_are_read_as_ffmpeg_reads_them() {
         assert_eq!(["12.5", "1:30", "01:00:01.5"].map(|text| seconds(text).unwrap()), [12.5, 90.0, 3601.5]);
-        assert!(["", "-1", "1:2:3:4", "nan", "1m"].iter().all(|text| seconds(text).is_err()));
+        assert!(["", "-1", "1:2:3:4", "nan", "1m", "1e300", "1e308:0"].iter().all(|text| seconds(text).is_err()));
     }
 }

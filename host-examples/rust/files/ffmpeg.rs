@@ -10,7 +10,7 @@ use super::index::Index;
 use super::probe::{Probe, probe};
 use super::program::{self, Process, as_file, ffmpeg};
 use super::times::{Clock, Times, is_time};
-use super::{Clip, InputOptions, Origin, Source, VideoOptions, read_up_to};
+use super::{Clip, ClipOptions, InputOptions, Origin, Source, read_up_to};
 use crate::tensor::{Dtype, FrameKind};
 use crate::{Result, interrupt, memory};
 
@@ -33,7 +33,7 @@ struct Reader {
     check: Check,
 }
 
-pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let found = probe(path)?;
     let index = if found.still { Index::none() } else { Index::read(path, &found)? };
     let check = Check::new(path, index, &found, input.keep_damaged)?;
@@ -76,7 +76,7 @@ pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result
     Ok((clip, Box::new(reader)))
 }
 
-fn start(path: &Path, found: &Probe, options: &VideoOptions) -> Result<Process> {
+fn start(path: &Path, found: &Probe, options: &ClipOptions) -> Result<Process> {
     let mut filters = String::new();
     if !found.tags.chroma.is_empty() {
         let usual = options.matrix.unwrap_or(Matrix::usual(found.width, found.height)).name();

@@ -30,7 +30,7 @@ pub use alpha::fit_channels;
 pub use codec::Codec;
 pub use colour::Matrix;
 pub use cut::{Part, TimeOptions, cut};
-pub use options::{InputOptions, VideoOptions};
+pub use options::{ClipOptions, InputOptions, VideoOptions};
 pub use pngs::{encode_rgb, write_animation};
 pub use stdio::is_stdio;
 pub use times::Times;
@@ -118,7 +118,8 @@ pub enum PipeFormat {
     Safetensors,
 }
 
-pub const ONE_PICTURE: &str = "it holds one picture; for a clip name a folder, with a slash at its end";
+pub const ONE_PICTURE: &str =
+    "it holds one picture; for a clip name f%04d.png, f%04d.exr or a folder, with a slash at its end";
 
 /// Gives frames in the kind of its clip, until there are none.
 pub trait Source: Send {
@@ -161,16 +162,17 @@ Outputs, by name:
   frame.jpg           through ffmpeg
 Times of frames are those of the input, but in y4m, which knows one rate; a line says what an output does not hold.
 Depth is that of the input; --bits chooses. An output that exists is replaced with -y only, once the new one is whole.
-What is no regular file is never replaced; a folder must be new or empty.
+What is no regular file is never replaced; a folder must be new or empty. Pictures of a pattern beyond the last frame
+stay, with -y too.
 ";
 
 /// A clip without alpha, or the part of it that -ss and -t name.
-pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     open_with_alpha(path, options, input).map(|(clip, source)| fit_channels(clip, source, 3))
 }
 
 /// The same with the alpha that pictures have.
-pub fn open_with_alpha(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open_with_alpha(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let (clip, source) = open_whole(path, options, input)?;
     Ok(match input.times.part() {
         Some(part) => cut(clip, source, part),
@@ -178,7 +180,7 @@ pub fn open_with_alpha(path: &Path, options: &VideoOptions, input: &InputOptions
     })
 }
 
-fn open_whole(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+fn open_whole(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     if stdio::is_stdio(path) {
         return match input.size {
             Some(_) => raw::open(path, options, input),
@@ -194,6 +196,7 @@ fn open_whole(path: &Path, options: &VideoOptions, input: &InputOptions) -> Resu
             format!("{} does not exist; name a video file, a folder of pictures or f%04d.png", path.display())
         })?;
         let files = pattern.files()?;
+        files.iter().for_each(|path| draft::protect(path));
         return match extension(path).as_str() {
             "png" | "exr" => open_pictures(files, options, input),
             _ => through_ffmpeg(path, options, input),
@@ -210,7 +213,7 @@ fn open_whole(path: &Path, options: &VideoOptions, input: &InputOptions) -> Resu
     }
 }
 
-fn through_ffmpeg(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+fn through_ffmpeg(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     ffmpeg::open(path, options, input).map(|(clip, source)| constant::at_rate(clip, source, options.rate))
 }
 
@@ -224,7 +227,7 @@ fn pictures(folder: &Path) -> Result<Vec<PathBuf>> {
     files.ok_or_else(|| format!("{} has no .png or .exr files in it; name a folder of frames", folder.display()))
 }
 
-fn open_pictures(files: Vec<PathBuf>, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+fn open_pictures(files: Vec<PathBuf>, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     match extension(&files[0]).as_str() {
         "exr" => openexr::open(files, options),
         _ => pngs::open(files, options, input.keep_damaged),
@@ -232,7 +235,7 @@ fn open_pictures(files: Vec<PathBuf>, options: &VideoOptions, input: &InputOptio
 }
 
 /// Standard input as a file, which containers need: they are not read from front to back.
-fn open_spooled(options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+fn open_spooled(options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let draft = stdio::spooled()?;
     let (clip, source) = through_ffmpeg(&draft.path, options, input)
         .map_err(|why| why.replace(&draft.path.display().to_string(), "standard input"))?;
@@ -269,26 +272,20 @@ fn format(path: &Path, options: &VideoOptions) -> String {
 
 const FOLDER: &str = "folder";
 
-/// Whether an output of this format can hold every bit of its depth.
-fn is_lossless(format: &str) -> bool {
-    [FOLDER, "png", "exr", "raw", "safetensors", "mkv", "webp"].contains(&format)
-}
-
 /// A place for a clip like `clip`, and the kind of frames it wants.
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
     let (width, height) = (clip.kind.width, clip.kind.height);
-    let deep = options.bits.unwrap_or(clip.bits) > 8;
+    let known = format(path, options);
+    options.check(path, &known)?;
+    let deep = options.clip.bits.unwrap_or(clip.bits) > 8;
     let rgb = FrameKind::pixels(if deep { Dtype::U16 } else { Dtype::U8 }, width, height);
     let pixels = if keeps_alpha(path, options) { rgb.with_channels(clip.kind.channels) } else { rgb };
     let floats = FrameKind::pixels(Dtype::F32, width, height);
-    if options.lossless && !is_lossless(&format(path, options)) {
-        return Err(format!("{}: --lossless is for .mkv, .webp, PNGs, .exr, .raw and .safetensors", path.display()));
-    }
     if let Some(pattern) = sequence::Pattern::parse(path) {
         let kind = if extension(path) == "exr" { floats } else { pixels };
-        return Ok((kind, Box::new(sequence::Sequence::pattern(pattern, kind, &clip.tags)?)));
+        return Ok((kind, Box::new(sequence::Sequence::beside(path, pattern, kind, &clip.tags)?)));
     }
-    let sink: Box<dyn Sink> = match format(path, options).as_str() {
+    let sink: Box<dyn Sink> = match known.as_str() {
         FOLDER => Box::new(sequence::Sequence::folder(path, pixels, &clip.tags)?),
         "exr" => return Ok((floats, Box::new(openexr::One::create(path, floats, clip)?))),
         "y4m" => return y4m::create(path, clip, options),

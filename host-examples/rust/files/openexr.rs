@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use exr::prelude::{ReadChannels, ReadLayers, SpecificChannels, WritableImage, read};
 
-use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions};
+use super::{Clip, ClipOptions, ONE_PICTURE, Sink, Source};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -22,7 +22,7 @@ struct Reader {
 const BITS: u32 = 16;
 
 /// At least one file.
-pub fn open(files: Vec<PathBuf>, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(files: Vec<PathBuf>, options: &ClipOptions) -> Result<(Clip, Box<dyn Source>)> {
     files.iter().for_each(|path| draft::protect(path));
     let (width, height, _) = picture(&files[0])?;
     let kind = FrameKind::pixels(Dtype::F32, width, height);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions};
+use super::{Clip, ClipOptions, ONE_PICTURE, Sink, Source};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -17,7 +17,7 @@ struct Reader {
 }
 
 /// At least one file.
-pub fn open(files: Vec<PathBuf>, options: &VideoOptions, keep_damaged: bool) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(files: Vec<PathBuf>, options: &ClipOptions, keep_damaged: bool) -> Result<(Clip, Box<dyn Source>)> {
     files.iter().for_each(|path| draft::protect(path));
     let info = decoder(&files[0])?;
     let (width, height) = info.info().size();

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
@@ -113,6 +113,9 @@ impl Process {
     /// Waits for it to end. Whether it did not fail, and what it complained about: something, if it did.
     pub fn outcome(&mut self) -> Result<(bool, Vec<String>)> {
         let status = self.child.wait().map_err(|why| format!("ffmpeg was lost: {why}"))?;
+        if let Some(signal) = ended_by(status) {
+            return Err(format!("ffmpeg was ended by signal {signal}; run it again"));
+        }
         let last = self.listener.take().and_then(|listener| listener.join().ok()).unwrap_or_default();
         let mut complaints = self.complaints();
         if !status.success() && complaints.is_empty() {
@@ -129,6 +132,17 @@ impl Process {
         }
         Err(failed(path, complaints.last().map_or("", String::as_str)))
     }
+}
+
+/// The signal that ended a process, where systems have such.
+#[cfg(unix)]
+fn ended_by(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+#[cfg(not(unix))]
+fn ended_by(_: ExitStatus) -> Option<i32> {
+    None
 }
 
 /// A full disk is the one failure whose remedy is known.

@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::stdio::{self, Input, Output};
-use super::{Clip, InputOptions, Sink, Source, VideoOptions, read_up_to};
+use super::{Clip, ClipOptions, InputOptions, Sink, Source, read_up_to};
 use crate::Result;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -14,7 +14,7 @@ struct Reader {
     file: BufReader<Box<dyn Read + Send>>,
 }
 
-pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let name = path.display();
     let Some([width, height]) = input.size else {
         return Err(format!("{name} is raw and does not say its size; add --size WIDTHxHEIGHT"));

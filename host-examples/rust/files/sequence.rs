@@ -19,13 +19,16 @@ pub struct Pattern {
     after: String,
 }
 
+/// Of the largest number.
+const MOST_DIGITS: usize = 20;
+
 impl Pattern {
-    /// `None` for a name without %d, %3d or %04d.
+    /// `None` for a name without %d, %3d or %04d, or with more digits than a number has.
     pub fn parse(path: &Path) -> Option<Pattern> {
         let name = path.file_name()?.to_str()?;
         let (before, rest) = name.split_once('%')?;
         let (digits, after) = rest.split_once('d')?;
-        let digits = if digits.is_empty() { 1 } else { digits.parse().ok()? };
+        let digits = if digits.is_empty() { 1 } else { digits.parse().ok().filter(|digits| *digits <= MOST_DIGITS)? };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Some(Pattern { folder: folder.to_owned(), before: before.into(), digits, after: after.into() })
     }
@@ -35,8 +38,12 @@ impl Pattern {
         format!("{}{number:0digits$}{}", self.before, self.after)
     }
 
-    /// The files, in the order of their numbers. One that is missing between two others is an error.
-    pub fn files(&self) -> Result<Vec<PathBuf>> {
+    fn path(&self, number: u64) -> PathBuf {
+        self.folder.join(self.name(number))
+    }
+
+    /// The numbers that are in the folder, in order, whatever has them.
+    fn numbers(&self) -> Result<Vec<u64>> {
         let folder = self.folder.display();
         let entries = std::fs::read_dir(&self.folder).map_err(|why| format!("{folder} cannot be read: {why}"))?;
         let number = |name: &str| {
@@ -45,13 +52,19 @@ impl Pattern {
         };
         let mut numbers: Vec<u64> = entries.flatten().filter_map(|e| number(e.file_name().to_str()?)).collect();
         numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// The files, in the order of their numbers. One that is missing between two others is an error.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        let (folder, numbers) = (self.folder.display(), self.numbers()?);
         let Some(first) = numbers.first() else {
             return Err(format!("{folder} has no file like {}; check the pattern", self.name(1)));
         };
         let missing = numbers.iter().zip(*first..).find(|(found, expected)| *found != expected);
         match missing {
             Some((_, number)) => Err(format!("{} is missing; number the frames without gaps", self.name(number))),
-            None => Ok(numbers.iter().map(|number| self.folder.join(self.name(*number))).collect()),
+            None => Ok(numbers.iter().map(|number| self.path(*number)).collect()),
         }
     }
 }
@@ -84,17 +97,15 @@ impl Sequence {
         Ok(Sequence { draft, beside: None, format: Format::Png, kind, ratio, count: 0 })
     }
 
-    pub fn pattern(pattern: Pattern, kind: FrameKind, tags: &Tags) -> Result<Sequence> {
+    /// Pictures beside what is there. `path` is the pattern's own name, which their folder has meanwhile.
+    pub fn beside(path: &Path, pattern: Pattern, kind: FrameKind, tags: &Tags) -> Result<Sequence> {
         let format = match pattern.after.as_str() {
             ".png" => Format::Png,
             ".exr" => Format::Exr,
             _ => return Err(format!("{}: pictures of a pattern are written as .png or .exr", pattern.name(1))),
         };
-        if let Ok(present) = pattern.files() {
-            draft::refuse_existing(&present[0])?;
-        }
-        let target = pattern.folder.join(format!("{}frames", pattern.before));
-        let (draft, ratio) = (Draft::folder(&target)?, tags.ratio());
+        let (draft, ratio) = (Draft::folder(path)?, tags.ratio());
+        pattern.numbers()?.iter().try_for_each(|number| draft::refuse_taken(&pattern.path(*number)))?;
         Ok(Sequence { draft, beside: Some(pattern), format, kind, ratio, count: 0 })
     }
 
@@ -119,9 +130,10 @@ impl Sink for Sequence {
 
     fn finish(self: Box<Self>) -> Result<()> {
         let Some(pattern) = &self.beside else { return self.draft.finish() };
+        // None gets its name unless all can.
+        (1..=self.count).try_for_each(|number| draft::refuse_taken(&pattern.path(number)))?;
         for number in 1..=self.count {
-            let (from, to) = (self.draft.path.join(self.name(number)), pattern.folder.join(self.name(number)));
-            draft::refuse_existing(&to)?;
+            let (from, to) = (self.draft.path.join(pattern.name(number)), pattern.path(number));
             std::fs::rename(&from, &to).map_err(|why| format!("{} cannot be given its name: {why}", to.display()))?;
         }
         Ok(())
@@ -138,6 +150,10 @@ mod tests {
         assert_eq!(parsed("a/f%04d.png").unwrap().name(7), "f0007.png");
         assert_eq!(parsed("%d.exr").unwrap().name(12), "12.exr");
         assert_eq!(parsed("x%3dy.png").unwrap().name(1000), "x1000y.png");
-        assert!(["f.png", "100%.png", "f%s.png", "f%xd.png"].iter().all(|name| parsed(name).is_none()));
+        assert!(
+            ["f.png", "100%.png", "f%s.png", "f%xd.png", "f%021d.png", "f%099999d.png"]
+                .iter()
+                .all(|name| parsed(name).is_none())
+        );
     }
 }

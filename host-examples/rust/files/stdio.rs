@@ -71,7 +71,7 @@ fn failed(why: std::io::Error) -> String {
 /// Standard input as a file, for formats that are not read from front to back. It is gone when dropped.
 pub fn spooled() -> Result<Draft> {
     draft::protect(Path::new("/dev/stdin"));
-    let draft = Draft::new(&std::env::temp_dir().join("vvae-input"))?;
+    let draft = Draft::temporary("vvae-input")?;
     std::io::copy(&mut stdin().lock(), &mut draft.create()?)
         .map_err(|why| format!("standard input cannot be kept in {}: {why}", draft.path.display()))?;
     Ok(draft)

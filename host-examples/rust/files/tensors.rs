@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::safetensors::{self, Entry, Header, Tensor};
 use super::stdio;
-use super::{Clip, Sink, Source, Times, VideoOptions, extension, times};
+use super::{Clip, ClipOptions, Sink, Source, Times, extension, times};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -95,7 +95,7 @@ fn read_times(path: &Path, entry: &Entry, header: &Header, latents: u64) -> Resu
     Ok(Times::of(ticks, list))
 }
 
-pub fn open_video(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open_video(path: &Path, options: &ClipOptions) -> Result<(Clip, Box<dyn Source>)> {
     let header = Header::read(path)?;
     let reader = Reader::open(path, "video", &header)?;
     let stored = header.metadata.get("fps").and_then(|text| Rate::parse(text).ok());
@@ -183,8 +183,8 @@ pub struct Writer {
 /// The file, or one to be poured into standard output.
 fn drafted(path: &Path) -> Result<(Draft, bool)> {
     let piped = stdio::is_stdio(path);
-    let temporary = std::env::temp_dir().join("vvae-output");
-    Ok((Draft::new(if piped { &temporary } else { path })?, piped))
+    let draft = if piped { Draft::temporary("vvae-output") } else { Draft::new(path) };
+    Ok((draft?, piped))
 }
 
 /// `video_frames` holds the length of the video by the time the file is finished; `None` for a range of a clip.

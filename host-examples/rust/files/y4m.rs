@@ -6,16 +6,18 @@ use std::path::{Path, PathBuf};
 use super::colour::{Chroma, Matrix, Planes};
 use super::stdio::{self, Input, Output};
 use super::tags::Tags;
-use super::{Clip, InputOptions, Sink, Source, VideoOptions, constant, read_up_to};
+use super::{Clip, ClipOptions, InputOptions, Sink, Source, VideoOptions, constant, read_up_to};
 use crate::tensor::{Dtype, FrameKind};
-use crate::units::{Rate, counted};
+use crate::units::{MOST_PIXELS, Rate, counted};
 use crate::{Result, memory, say};
 
 use Chroma::{Full, HalfCentred, HalfCosited};
 
+type Layout = (&'static str, Chroma, Chroma, u32);
+
 /// The layouts we know: the name in the file, horizontal and vertical chroma, bits. Plain 420 is that of JPEG, with
 /// chroma in the middle; deep 420 does not say, and is taken as video has it, at the left.
-const LAYOUTS: [(&str, Chroma, Chroma, u32); 9] = [
+const LAYOUTS: [Layout; 9] = [
     ("444", Full, Full, 8),
     ("422", HalfCosited, Full, 8),
     ("420", HalfCentred, HalfCentred, 8),
@@ -46,7 +48,7 @@ struct Reader {
     keep_damaged: bool,
 }
 
-pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(path: &Path, options: &ClipOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let name = path.display();
     let Input { from: mut file, length } = stdio::open(path)?;
     let header = line(&mut file).map_err(|why| format!("{name} cannot be read: {why}"))?;
@@ -75,7 +77,8 @@ pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result
     if tags.ratio().is_none() {
         tags.aspect.clear();
     }
-    if !(1..=1 << 17).contains(&width) || !(1..=1 << 17).contains(&height) {
+    let is_side = |pixels: &usize| (1..=MOST_PIXELS as usize).contains(pixels);
+    if !is_side(&width) || !is_side(&height) {
         return Err(format!("{name} does not say its width and height (W and H in its first line); write it anew"));
     }
     let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == layout) else {
@@ -171,17 +174,35 @@ struct Writer {
     samples: Vec<u16>,
 }
 
+/// The layout that is asked for, else that of a y4m input, else the one that loses least.
+fn layout(clip: &Clip, options: &VideoOptions) -> Result<Layout> {
+    let asked = options.clip.bits;
+    if let Some(asked) = asked.filter(|asked| LAYOUTS.iter().all(|(.., bits)| bits != asked)) {
+        return Err(format!("--bits {asked}: y4m has 8 or 10"));
+    }
+    let find = |wanted: &str| LAYOUTS.into_iter().find(|(known, ..)| *known == wanted);
+    if let Some(name) = &options.y4m {
+        let found = find(name).ok_or_else(|| format!("--y4m: \"{name}\" is none of {}", names()))?;
+        return match asked {
+            Some(asked) if asked != found.3 => {
+                Err(format!("--y4m {name} has {} bits, not {asked}; leave --bits out", found.3))
+            }
+            _ => Ok(found),
+        };
+    }
+    let source = clip.y4m.and_then(find);
+    let bits = asked.or(source.map(|(.., bits)| bits)).unwrap_or(if clip.bits > 8 { 10 } else { 8 });
+    let name = source.map_or("444", |(name, ..)| name);
+    let exact = source.filter(|(.., known)| *known == bits);
+    // The same chroma in another depth.
+    let alike = || LAYOUTS.into_iter().find(|(known, .., depth)| *depth == bits && known[..3] == name[..3]);
+    exact.or_else(alike).ok_or_else(|| format!("--bits {bits}: no layout of y4m is like {name}; choose one with --y4m"))
+}
+
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
-    let wanted = options.y4m.as_deref().or(clip.y4m).unwrap_or(if options.bits.unwrap_or(clip.bits) > 8 {
-        "444p10"
-    } else {
-        "444"
-    });
-    let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == wanted) else {
-        return Err(format!("--y4m: \"{wanted}\" is none of {}", names()));
-    };
+    let (layout, horizontal, vertical, bits) = layout(clip, options)?;
     let (width, height) = (clip.kind.width, clip.kind.height);
-    let matrix = options.matrix.unwrap_or(Matrix::usual(width, height));
+    let matrix = options.clip.matrix.unwrap_or(Matrix::usual(width, height));
     let planes = Planes { width, height, horizontal, vertical, bits, full_range: false, matrix };
     let mut output = Output::create(path)?;
     let Rate { frames, seconds } = clip.rate;

@@ -9,7 +9,7 @@ use super::table;
 use crate::commands::demo::{clip as demo_clip, metrics};
 use crate::commands::info;
 use crate::draft::Draft;
-use crate::files::{self, InputOptions, Source, VideoOptions};
+use crate::files::{self, ClipOptions, InputOptions, Source};
 use crate::options::{ModelOptions, key_and_value};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -108,11 +108,7 @@ pub fn list(precisions: &[String], variants: &[Variant], model: &ModelOptions, w
 }
 
 /// Keeps the frames of a clip that are to be compared.
-pub fn keep(
-    path: &Path,
-    (options, input): (&VideoOptions, &InputOptions),
-    frames: (u64, Option<u64>),
-) -> Result<Spool> {
+pub fn keep(path: &Path, (options, input): (&ClipOptions, &InputOptions), frames: (u64, Option<u64>)) -> Result<Spool> {
     let (kind, source, expected): (_, Box<dyn Source>, _) = if path.as_os_str() == DEMO {
         let [count, height, width] = DEMO_SHAPE;
         let clip = demo_clip::make(FrameKind::pixels(Dtype::U8, width, height), count as u64)?;

@@ -50,7 +50,7 @@ fn create_refuses_bad_arguments() {
     failure!(null_mut(), vvae_create(&create_info(&weights), null_mut())).says(VVAE_ERROR_ARGUMENT, &["v is null"]);
     create_fails(|i| i.weights = null()).says(VVAE_ERROR_ARGUMENT, &["weights is null"]);
     create_fails(|i| i.weights = c"\xff\xfe".as_ptr()).says(VVAE_ERROR_ARGUMENT, &["weights", "UTF-8"]);
-    create_fails(|i| i.weights = c"/no/such/file".as_ptr()).says(VVAE_ERROR_CHECKPOINT, &["/no/such/file"]);
+    create_fails(|i| i.weights = c"no-such-file".as_ptr()).says(VVAE_ERROR_CHECKPOINT, &["no-such-file"]);
     create_fails(|i| i.device = c"tpu".as_ptr()).says(VVAE_ERROR_DEVICE, &["\"tpu\"", "cpu", "cuda:0"]);
     create_fails(|i| i.device = c"cuda:77".as_ptr()).says(VVAE_ERROR_DEVICE, &["cuda:77"]);
     unsafe extern "C" fn alloc(_: *mut c_void, _: u64, _: u64) -> *mut c_void {

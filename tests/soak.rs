@@ -340,7 +340,7 @@ fn held() -> [usize; 4] {
 #[test]
 fn random_work_gives_right_bits_and_leaves_nothing() {
     keep_no_freed_memory();
-    let seconds = std::env::var("VVAE_SOAK_SECONDS").map_or(60, |seconds| seconds.parse().expect("a number"));
+    let seconds = std::env::var("VVAE_SOAK_SECONDS").map_or(20, |seconds| seconds.parse().expect("a number"));
     let shapes = [[1, 1, 8, 8], [1, 9, 16, 24], [2, 5, 8, 16], [1, 21, 8, 8], [1, 4, 13, 9], [1, 2, 48, 32]];
     // The CPU has exact caches only.
     let caches = if device() == "cpu" { &["exact"][..] } else { &["exact", "u8"] };

@@ -272,6 +272,13 @@ fn refuse_claimed(target: &Path, given: &Path) -> Result<()> {
     Ok(())
 }
 
+/// For an output that the library writes by itself, whole or not at all: the rules of drafts hold for its name.
+pub fn reserve(target: &Path) -> Result<()> {
+    let followed = follow(target)?;
+    refuse_taken(&followed)?;
+    claim(&followed, target)
+}
+
 /// For a file that is renamed to this name later: what has the name must be a regular file that may be replaced, and
 /// no other output.
 pub fn refuse_taken(target: &Path) -> Result<()> {

@@ -46,7 +46,7 @@ impl OpenModel {
         self.session.ledger()
     }
 
-    /// Takes effect with the next call; open streams keep the settings they were opened with. A failure changes nothing.
+    /// Takes effect with the next call. Open streams keep their settings. A failure changes nothing.
     pub fn configure(&mut self, settings: Settings) -> Result<()> {
         check::limits(&settings, self.devices.len())?;
         self.absent = match settings.device_like {

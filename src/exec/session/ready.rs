@@ -25,8 +25,7 @@ pub(super) struct Asked {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Bytes that a job may take of the device, and of host memory beside it: all that this session holds already may be
-    /// used again.
+    /// Bytes that a job may take of the device, and of host memory beside it. What this session holds may be used again.
     pub(super) fn limits(&self) -> PlanLimits {
         let (settings, idle) = (&self.on.settings, self.idle().map(|held| held.host).sum());
         let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);

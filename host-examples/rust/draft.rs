@@ -33,7 +33,8 @@ pub struct Draft {
     /// Where it is written.
     pub path: PathBuf,
     target: PathBuf,
-    /// `None` for a folder.
+    is_folder: bool,
+    /// `None` for a folder, and once it is closed.
     file: Option<File>,
     /// Locked until the draft is gone or has its name. The lock of a process that was killed is gone with it.
     _lock: Option<File>,
@@ -101,7 +102,7 @@ impl Draft {
             }
         }
         let (_lock, path, file) = made.map_err(|why| format!("{} cannot be written: {why}", given.display()))?;
-        let draft = Draft { path, target, file, _lock, finished: false };
+        let draft = Draft { path, target, is_folder: file.is_none(), file, _lock, finished: false };
         remove_left_behind(&draft.path, &draft.target);
         draft.check_target()?;
         Ok(draft)
@@ -110,9 +111,9 @@ impl Draft {
     /// A rename would replace pipes, sockets and devices, too.
     fn check_target(&self) -> Result<()> {
         refuse_source(&self.target)?;
-        let wanted = if self.file.is_some() { "a regular file" } else { "a folder" };
+        let wanted = if self.is_folder { "a folder" } else { "a regular file" };
         match fs::symlink_metadata(&self.target) {
-            Ok(found) if found.is_dir() == self.file.is_some() || !(found.is_dir() || found.is_file()) => {
+            Ok(found) if found.is_dir() != self.is_folder || !(found.is_dir() || found.is_file()) => {
                 Err(format!("{} exists and is not {wanted}; name another", self.target.display()))
             }
             _ => Ok(()),
@@ -121,8 +122,13 @@ impl Draft {
 
     /// The empty file, which can be read back too.
     pub fn create(&self) -> Result<File> {
-        let file = self.file.as_ref().map_or_else(|| Err(Error::other("it is a folder")), File::try_clone);
+        let file = self.file.as_ref().map_or_else(|| Err(Error::other("it is no open file")), File::try_clone);
         file.map_err(|why| format!("{} cannot be written: {why}", self.target.display()))
+    }
+
+    /// For a writer that puts another file in its place. Some systems replace closed files only.
+    pub fn close(&mut self) {
+        self.file = None;
     }
 
     /// The name that it will have.
@@ -270,13 +276,6 @@ fn refuse_claimed(target: &Path, given: &Path) -> Result<()> {
         return Err(format!("{} is the name of two outputs; give each its own", given.display()));
     }
     Ok(())
-}
-
-/// For an output that the library writes by itself, whole or not at all: the rules of drafts hold for its name.
-pub fn reserve(target: &Path) -> Result<()> {
-    let followed = follow(target)?;
-    refuse_taken(&followed)?;
-    claim(&followed, target)
 }
 
 /// For a file that is renamed to this name later: what has the name must be a regular file that may be replaced, and

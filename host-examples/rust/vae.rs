@@ -1,6 +1,6 @@
 //! A model on a device: what a Rust host wraps around the C calls.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::api::*;
-use crate::draft;
+use crate::draft::{self, Draft};
 use crate::interrupt;
 use crate::options::TRACE;
 use crate::tensor::Frames;
@@ -68,8 +68,8 @@ pub struct Vae {
     model: Cell<vvae_model_desc>,
     /// Whether latents are those of the diffusion model.
     packed: Cell<bool>,
-    /// Whether a trace was asked for.
-    traced: Cell<bool>,
+    /// The trace that is written, if one was asked for.
+    trace: RefCell<Option<Draft>>,
     /// Of the calls. The library has its address, which does not change.
     warnings: Arc<Warnings>,
 }
@@ -102,8 +102,8 @@ impl Vae {
         let status = unsafe { (api.vvae_create)(&info, &mut raw) };
         warnings.call_ended(status < VVAE_OK);
         check(api, null_mut(), status)?;
-        let (model, packed, traced) = (Cell::new(sized()), Cell::new(false), Cell::new(false));
-        let vae = Vae { api, raw, model, packed, traced, warnings };
+        let (model, packed, trace) = (Cell::new(sized()), Cell::new(false), RefCell::default());
+        let vae = Vae { api, raw, model, packed, trace, warnings };
         interrupt::watch(raw);
         vae.read_model()?;
         Ok(vae)
@@ -153,10 +153,10 @@ impl Vae {
     }
 
     pub fn configure(&self, key: &str, value: &str) -> Result<()> {
-        if key == TRACE && !value.is_empty() {
-            draft::reserve(Path::new(value))?;
-            self.traced.set(true);
-        }
+        if key == TRACE { self.begin_trace(value) } else { self.set(key, value) }
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<()> {
         let (key_text, value_text) = (c_text(key)?, c_text(value)?);
         // SAFETY: two texts that outlive the call.
         self.check(unsafe { (self.api.vvae_configure)(self.raw, key_text.as_ptr(), value_text.as_ptr()) })?;
@@ -201,9 +201,24 @@ impl Vae {
         }
     }
 
-    /// Writes the file of --trace, if there is one. Dropping the model would too, but tell of no failure.
+    /// The library writes the trace into a draft, so that it gets its name as every other output does.
+    fn begin_trace(&self, target: &str) -> Result<()> {
+        let mut draft = if target.is_empty() { None } else { Some(Draft::new(Path::new(target))?) };
+        if let Some(draft) = &mut draft {
+            draft.close();
+        }
+        let path = draft.as_ref().map_or(Some(""), |draft| draft.path.to_str());
+        let path = path.ok_or_else(|| format!("{target} lies in a folder whose name is no UTF-8; name another"))?;
+        self.set(TRACE, path)?;
+        *self.trace.borrow_mut() = draft;
+        Ok(())
+    }
+
+    /// Gives the trace its name, if there is one. Without it the trace is gone with the model.
     pub fn end_trace(&self) -> Result<()> {
-        if self.traced.take() { self.configure(TRACE, "") } else { Ok(()) }
+        let Some(draft) = self.trace.take() else { return Ok(()) };
+        self.set(TRACE, "")?;
+        draft.finish()
     }
 
     pub fn encode(&self, video: &Frames, latent: &mut Frames) -> Result<()> {

@@ -63,7 +63,7 @@ asan() {
     RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Clink-arg=-Wl,--export-dynamic" CARGO_TARGET_DIR=$CARGO_TARGET_DIR/asan \
         cargo test -q --release --no-default-features --target $triple --test abi_misuse --test abi_random \
         --test abi_faults --test abi_discovery --test abi_last_run --test abi_cancel --test fleet \
-        --test checkpoint_loading --test tensor_pixels --test run_ranges -- --skip the_command_tells
+        --test checkpoint_loading --test tensor_pixels --test run -- --skip the_command_tells
 }
 
 tsan() {

@@ -2,7 +2,7 @@
 """Writes VideoVae/Native.cs from include/video_vae.h, the one true source of the ABI.
 
     generate.py            writes the file
-    generate.py --check    fails if the file is not what the header says; tests/host_csharp.rs runs this
+    generate.py --check    fails if the file is not what the header says; tests/host/csharp.rs runs this
 
 The header is made by a machine (cbindgen), so its form can be relied on: one declaration a line, comments of `//` before
 what they are about. Whatever this program does not understand is an error, never left out.

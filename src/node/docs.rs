@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{NODES, PARAMS, parse, ports::utf8};
 
-/// A Markdown table with one row per parameter. `tests/readme.rs` compares it.
+/// A Markdown table with one row per parameter. `tests/repository/readme.rs` compares it.
 pub fn markdown() -> String {
     let mut out = String::from("| key | default | takes | node | |\n|---|---|---|---|---|\n");
     for param in PARAMS {

@@ -1,4 +1,4 @@
-//! Runs the Python tests of a folder; for tests/host_python.rs and tests/host_comfyui.rs.
+//! Runs the Python tests of a folder; for tests/host/python.rs.
 
 use std::path::Path;
 use std::process::Command;

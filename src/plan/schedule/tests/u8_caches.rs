@@ -128,14 +128,14 @@ fn plans_compute_what_the_definition_says() {
 fn u8_caches_do_not_depend_on_the_cut() {
     for direction in Direction::ALL {
         let (mut seen, mut rematerialised, mut smaller) = (HashSet::new(), 0, 0);
-        for frames in [2, 9, 23] {
+        for frames in [2, 23] {
             let exact = request(direction, clip(direction, 1, frames)).with_pairs();
             let free = exact.clone().with_u8_caches();
             let expected = defined(&free);
             let whole = free.plan(&FAST_COPIES).unwrap().device_bytes();
             for device in [SLOW_COPIES, FAST_COPIES] {
-                for percent in [100, 85, 55, 40] {
-                    for (slice, chunk) in [(None, None), (Some(1), Some(1)), (Some(2), Some(3)), (Some(3), Some(8))] {
+                for percent in [85, 55, 40] {
+                    for (slice, chunk) in [(None, None), (Some(1), Some(1)), (Some(2), Some(3))] {
                         let cut = Request { limit: whole * percent / 100, slice, chunk, ..free.clone() };
                         let Some(plan) = cut.plan(&device).ok().filter(|plan| plan.spec.grid.is_none()) else {
                             continue;

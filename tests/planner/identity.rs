@@ -142,12 +142,13 @@ fn slices_and_chunks_change_no_bit() {
     on_every_device_and_precision(|_, vae| {
         for work in works(vae) {
             let expected = run(vae, &work);
-            for slice in ["1", "2", "3", "5", "100"] {
-                for chunk in ["1", "2", "3", "7"] {
-                    vae.configure("slice_frames", slice).unwrap();
-                    vae.configure("chunk_frames", chunk).unwrap();
-                    assert!(run(vae, &work) == expected, "{} in slices of {slice}, chunks of {chunk}", work.node);
-                }
+            // Each slice with two chunks, and each chunk with two slices or three.
+            let cuts =
+                [("1", ["1", "3"]), ("2", ["2", "7"]), ("3", ["1", "3"]), ("5", ["2", "7"]), ("100", ["1", "7"])];
+            for (slice, chunk) in cuts.into_iter().flat_map(|(slice, chunks)| chunks.map(|chunk| (slice, chunk))) {
+                vae.configure("slice_frames", slice).unwrap();
+                vae.configure("chunk_frames", chunk).unwrap();
+                assert!(run(vae, &work) == expected, "{} in slices of {slice}, chunks of {chunk}", work.node);
             }
             vae.configure("slice_frames", "auto").unwrap();
             vae.configure("chunk_frames", "auto").unwrap();
@@ -206,7 +207,7 @@ fn streams_change_no_bit() {
             let expected = run(vae, &work);
             for slice in ["auto", "1", "2"] {
                 vae.configure("slice_frames", slice).unwrap();
-                for (push, pull) in [(1, 1), (3, 2), (100, 100), (2, 50)] {
+                for (push, pull) in [(1, 1), (3, 2), (100, 50)] {
                     let stream = vae.stream(work.node, work.input.shape).unwrap();
                     assert!(run_stream(&stream, &work, push, pull) == expected, "{} {slice} {push} {pull}", work.node);
                 }

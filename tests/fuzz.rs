@@ -1,5 +1,5 @@
 //! The bodies of the fuzz targets without instrumentation: the committed inputs, and random ones from them.
-//! `VVAE_FUZZ_ROUNDS` sets how many of the latter, `VVAE_FUZZ_TARGET` which target, `VVAE_FUZZ_CORPUS` other inputs.
+//! `VVAE_FUZZ_ROUNDS` sets how many of the latter, `VVAE_FUZZ_CORPUS` other inputs.
 
 #[path = "fuzz/src/bodies/mod.rs"]
 mod bodies;
@@ -43,28 +43,46 @@ fn mutate(inputs: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     data
 }
 
+// Rounds that take about five seconds.
+
 #[test]
-fn bodies_of_the_fuzz_targets_hold() {
-    let rounds = std::env::var("VVAE_FUZZ_ROUNDS").ok().map(|rounds| rounds.parse::<u64>().expect("a number"));
-    let only = std::env::var("VVAE_FUZZ_TARGET").ok();
-    // About five seconds each.
-    let usual = [("checkpoint", 1500), ("configure", 20_000), ("plan", 300), ("structs", 4000), ("calls", 400)];
-    for (target, usual) in usual {
-        if only.as_ref().is_some_and(|only| only != target) {
-            continue;
-        }
-        let start = Instant::now();
-        let (inputs, mut random) = (corpus(target), Random(25));
-        let run = |data: &[u8]| {
-            let attempt = || std::panic::catch_unwind(|| bodies::slowest_call(target, data));
-            let took = least_time(MOST_TIME, || attempt().unwrap_or_else(|_| panic!("{target} fails for {data:?}")));
-            assert!(took < MOST_TIME, "{target}: a call took {took:?} for {data:?}");
-        };
-        inputs.iter().for_each(|input| run(input));
-        let rounds = rounds.unwrap_or(usual);
-        for _ in 0..rounds {
-            run(&mutate(&inputs, &mut random));
-        }
-        println!("{target}: {} inputs and {rounds} random ones in {:.1?}", inputs.len(), start.elapsed());
+fn checkpoints_hold() {
+    run("checkpoint", 1500);
+}
+
+#[test]
+fn settings_hold() {
+    run("configure", 20_000);
+}
+
+#[test]
+fn plans_hold() {
+    run("plan", 300);
+}
+
+#[test]
+fn structs_hold() {
+    run("structs", 4000);
+}
+
+#[test]
+fn calls_hold() {
+    run("calls", 400);
+}
+
+/// Runs a target's body. `usual`: rounds where the environment names none.
+fn run(target: &str, usual: u64) {
+    let start = Instant::now();
+    let (inputs, mut random) = (corpus(target), Random(25));
+    let run = |data: &[u8]| {
+        let attempt = || std::panic::catch_unwind(|| bodies::slowest_call(target, data));
+        let took = least_time(MOST_TIME, || attempt().unwrap_or_else(|_| panic!("{target} fails for {data:?}")));
+        assert!(took < MOST_TIME, "{target}: a call took {took:?} for {data:?}");
+    };
+    inputs.iter().for_each(|input| run(input));
+    let rounds = std::env::var("VVAE_FUZZ_ROUNDS").map_or(usual, |rounds| rounds.parse::<u64>().expect("a number"));
+    for _ in 0..rounds {
+        run(&mutate(&inputs, &mut random));
     }
+    println!("{target}: {} inputs and {rounds} random ones in {:.1?}", inputs.len(), start.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Every plan is found within a second, and planning ends within 50 ms of a cancel: a grid of shapes, limits and
+//! Every plan is found within two seconds, and planning ends within 50 ms of a cancel: a grid of shapes, limits and
 //! settings, on a CPU and a GPU profile. Needs no GPU.
 //!
 //! `VVAE_PLANS=10000` plans the whole grid instead of the start of it, and prints the slowest plans.

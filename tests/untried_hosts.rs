@@ -1,6 +1,6 @@
-//! The last words of `cargo test`: which hosts were not tried for want of a tool, and how to get the tools. It runs
-//! last, because cargo runs the programs of tests/ in the order of their names. It writes past the harness, which hides
-//! what a passing test prints.
+//! Says at the end of `cargo test` which hosts were not tried for want of a tool, and how to get the tools. It runs
+//! near the end, because cargo runs the programs of tests/ in the order of their names. It writes past the harness, which
+//! hides what a passing test prints.
 
 use std::io::Write;
 use std::path::Path;

@@ -101,16 +101,23 @@ fn devices() -> Result<Vec<Value>> {
             units::bytes(device.memory_total)
         )?;
     }
-    let result = |device: &vvae_device_desc| {
-        let is_gpu = device.device_type == VVAE_DEVICE_CUDA;
-        json!({
-            "id": fixed_text(&device.id), "name": fixed_text(&device.name), "type": if is_gpu { "cuda" } else { "cpu" },
-            "memory_total": device.memory_total, "memory_free": device.memory_free,
-            "compute_capability": is_gpu.then(|| format!("{}.{}", device.compute_major, device.compute_minor)),
-            "uuid": is_gpu.then(|| fixed_text(&device.uuid)),
-        })
+    Ok(all.iter().map(device_json).collect())
+}
+
+/// What only some devices have is null elsewhere.
+fn device_json(device: &vvae_device_desc) -> Value {
+    let kind = match device.device_type {
+        VVAE_DEVICE_CUDA => "cuda",
+        VVAE_DEVICE_VULKAN => "vulkan",
+        _ => "cpu",
     };
-    Ok(all.iter().map(result).collect())
+    let capability = format!("{}.{}", device.compute_major, device.compute_minor);
+    let uuid = Some(fixed_text(&device.uuid)).filter(|uuid| !uuid.is_empty());
+    json!({
+        "id": fixed_text(&device.id), "name": fixed_text(&device.name), "type": kind,
+        "memory_total": device.memory_total, "memory_free": device.memory_free,
+        "compute_capability": (kind == "cuda").then_some(capability), "uuid": uuid,
+    })
 }
 
 /// Says what there is, and gives it for programs.
@@ -270,4 +277,18 @@ fn arithmetic(vae: &Vae) -> Result<String> {
     let (_, text) = vae.plan("decode", [1, i64::from(vae.model().latent_channels), 1, 1, 1])?;
     let line = text.lines().find_map(|line| line.strip_prefix("arithmetic: "));
     Ok(line.unwrap_or("not known; put a newer library there").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_told_the_type_of_a_device() {
+        let of = |device_type| device_json(&vvae_device_desc { device_type, ..sized() });
+        assert_eq!(of(VVAE_DEVICE_VULKAN)["type"], "vulkan");
+        assert!(of(VVAE_DEVICE_VULKAN)["compute_capability"].is_null() && of(VVAE_DEVICE_VULKAN)["uuid"].is_null());
+        assert_eq!(of(VVAE_DEVICE_CUDA)["compute_capability"], "0.0");
+        assert_eq!(of(VVAE_DEVICE_CPU)["type"], "cpu");
+    }
 }

@@ -3,6 +3,7 @@
 
 mod check;
 mod device_model;
+mod fades;
 mod fleet;
 mod ledger;
 mod nonfinite;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use video_vae::internals::ir::{FrameShape, Window};
+use video_vae::internals::ir::{FrameShape, Shape, Window};
 use video_vae::internals::model::checkpoint::Checkpoint;
 use video_vae::internals::model::families::seedvr2::Sizes;
 use video_vae::internals::model::{Direction, Layer, Model, Network};
@@ -81,7 +81,9 @@ fn count(model: &Model, encoder: bool, size: [u64; 3], of_layer: impl Fn(&Layer,
     let network = Network::new(model, if encoder { Direction::Encode } else { Direction::Decode });
     let (network, geometry) = (network.map_err(|why| why.to_string())?, model.geometry);
     let (input, frames) = match network.direction {
-        Direction::Encode => (network.input_frame(FrameShape::new(height, width, geometry.pixel_channels)), frames),
+        Direction::Encode => {
+            (network.input_frame(Shape::new(1, geometry.pixel_channels, frames, height, width)), frames)
+        }
         Direction::Decode => {
             let [rows, columns] = [height, width].map(|length| length.div_ceil(geometry.space));
             (FrameShape::new(rows, columns, geometry.latent_channels), geometry.latent_frames(frames))

@@ -3,7 +3,6 @@
 
 mod check;
 mod device_model;
-mod fades;
 mod fleet;
 mod ledger;
 mod nonfinite;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::Outputs;
 use super::device_model::DeviceModel;
-use super::fades::TileFades;
 use super::precision::AutoPrecision;
 use super::settings::OnNonFinite;
 use super::weights::SharedWeights;
@@ -25,7 +24,6 @@ pub struct ReadyJob<B: Backend> {
     /// The plan, for the host.
     pub report: PlanReport,
     pub schedule: Schedule,
-    pub fades: Option<TileFades>,
     pub auto: AutoPrecision,
     /// Operations of a trace whose times are not written yet.
     pub traced: Vec<TracedOp>,

@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 
 use super::check::ends;
 use super::device_model::DeviceModel;
-use super::fades::TileFades;
 use super::ready_job::ReadyJob;
 use super::settings::{Latent, PixelRange};
 use super::{Call, Control, Outputs, Progress};
 use crate::backend::{Backend, DeviceFacts, DeviceSpan, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
-    Affine, BlendOp, BlendTile, ChannelMaps, DType, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp, StoreTensor,
-    TensorKind, View,
+    Affine, BlendOp, BlendTile, ChannelMaps, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
+    StoreTensor, TensorKind, View,
 };
 use crate::model::{Direction, Network};
 use crate::plan::{Next, ScheduleSpec, op_work, work};
@@ -140,7 +139,7 @@ impl<B: Backend> ReadyJob<B> {
     /// Never stopped: a blend adds to its output, so it must not run twice.
     fn blend(&mut self, op: &BlendOp<Offsets>) -> Result<()> {
         let spec = self.schedule.spec();
-        let (Some(grid), Some(tile), Some(fades)) = (&spec.grid, spec.tile_of(op.item), &self.fades) else {
+        let (Some(grid), Some(tile)) = (&spec.grid, spec.tile_of(op.item)) else {
             return Err(Error::Internal("a blend without tiles".into()));
         };
         let (row, column) = grid.position(tile);
@@ -152,7 +151,7 @@ impl<B: Backend> ReadyJob<B> {
             into_shape: spec.network.output_shape(spec.input),
             top: region.top,
             left: region.left,
-            fades: fades.of_tile(row, column),
+            fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
         self.on.device.blend(&mut self.workspace.memory, &blend, &self.buffers)
@@ -168,7 +167,7 @@ impl<B: Backend> ReadyJob<B> {
             // Padding of the encoder's input comes out as frames that the host does not want.
             return Ok(());
         }
-        let network = &spec.network;
+        let (network, weights) = (&spec.network, spec.grid.as_deref());
         let kind = ends(network.direction).1;
         let Conversion { map, channels, patch } = self.on.conversion(network, kind, into.dtype());
         let logvar_channel = network.geometry.latent_channels;
@@ -177,7 +176,7 @@ impl<B: Backend> ReadyJob<B> {
             from: op.from,
             shape: network.output_shape(spec.input),
             channel: 0,
-            divide: self.fades.as_ref().map(TileFades::sum),
+            divide: weights.map(|grid| Fades { rows: &grid.rows.weight, columns: &grid.columns.weight }),
             clamp: None,
             sample: is_sampled.then_some(Posterior { seed: self.on.settings.seed, logvar_channel }),
             map,

@@ -32,16 +32,6 @@ impl From<[u64; 5]> for Shape {
 }
 
 impl Shape {
-    /// One of its frames.
-    pub const fn frame(&self) -> FrameShape {
-        FrameShape::new(self.height, self.width, self.channels)
-    }
-
-    /// `None` for a stream.
-    pub fn known_frames(&self) -> Option<u64> {
-        (self.frames > 0).then_some(self.frames)
-    }
-
     /// In words. A stream has no number of frames yet, which is 0 here.
     pub fn described(&self) -> String {
         match self.frames {

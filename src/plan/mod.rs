@@ -16,11 +16,11 @@ mod spec;
 mod tiles;
 
 pub use arena::{Arena, Arenas, Slot, Slots};
-pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, op_work, work};
+pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, cone_work, op_work, work};
 pub use plan::Plan;
 pub use policy::{Form, LayerPolicy, MAX_SLICE_LATENTS, Memory, Placement, SchedulePolicy};
 pub use request::{PlanError, Request};
 pub use schedule::{Next, Schedule};
 pub use search::search;
 pub use spec::ScheduleSpec;
-pub use tiles::{Grid, Spacing, Span, TileSize};
+pub use tiles::{Spacing, TileSize};

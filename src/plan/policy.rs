@@ -3,7 +3,7 @@
 //! Owns where values lie between operations, and how layers run. Knows no memory and no device.
 
 use crate::ir::{LayerId, SplitColumns};
-use crate::model::Network;
+use crate::model::{Network, Source};
 
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
@@ -145,9 +145,10 @@ impl SchedulePolicy {
 
     /// The layer that rematerialises frames for `layer` in every chunk: the one that makes its input or its addend.
     pub fn rematerialised_for(&self, network: &Network, layer: LayerId) -> Option<LayerId> {
-        let is_in_stage = |from: &LayerId| network.stage_of(*from) == network.stage_of(layer);
-        let mut sources = network.layers[layer].sources().filter(is_in_stage);
-        sources.find(|from| self.layers[*from].rematerialised > 0)
+        let facts = &network.layers[layer];
+        let sources = [Some(facts.input), facts.addend].into_iter().flatten();
+        let mut layers = sources.filter_map(|source| if let Source::Layer(from) = source { Some(from) } else { None });
+        layers.find(|from| network.stage_of(*from) == network.stage_of(layer) && self.layers[*from].rematerialised > 0)
     }
 
     /// Of each layer, whether its weights are in host memory.

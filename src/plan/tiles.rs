@@ -1,6 +1,10 @@
 //! Tiles: parts of the image that run on their own and are faded into each other. Never exact, because norms and
 //! attention see a tile instead of the image; so tiles are the last resort, unless the host asks for them.
 
+use std::sync::Arc;
+
+use crate::model::Direction;
+
 /// Where tiles begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spacing {
@@ -20,6 +24,12 @@ pub struct TileSize {
 }
 
 impl TileSize {
+    /// Rows and columns of tiles in a latent of this size, of so many pixels a side.
+    pub fn count(&self, rows: u64, columns: u64, scale: u64) -> (u64, u64) {
+        let count = |length: u64, pixels: u64| self.spans(length, (pixels / scale).max(1), scale).len() as u64;
+        (count(rows, self.height), count(columns, self.width))
+    }
+
     /// The tiles of an axis of `length` latent pixels, each `side` long.
     fn spans(&self, length: u64, side: u64, scale: u64) -> Vec<Span> {
         let shared = (self.overlap / scale).min(side - 1);
@@ -43,47 +53,96 @@ impl Span {
     }
 }
 
+/// The tiles of one axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TileAxis {
+    pub spans: Vec<Span>,
+    /// The weight of each output row (or column) of each span. Inner spans share theirs, as there may be thousands.
+    pub fades: Vec<Arc<[f32]>>,
+    /// The sum of the weights of all spans, for each output row of the image.
+    pub weight: Vec<f32>,
+}
+
+/// Rows of video per row of latent, and per row of activations at the side of the video; columns alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PixelScale {
+    pub latent: u64,
+    pub patch: u64,
+}
+
 /// The tiles of an image: every row span with every column span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
     pub size: TileSize,
-    pub rows: Vec<Span>,
-    pub columns: Vec<Span>,
+    pub rows: TileAxis,
+    pub columns: TileAxis,
 }
 
 impl Grid {
-    /// `rows` and `columns` of the whole latent, whose pixels have `scale` pixels a side. `None` where one tile covers it.
-    pub fn new(size: TileSize, rows: u64, columns: u64, scale: u64) -> Option<Grid> {
-        let [height, width] = [size.height, size.width].map(|pixels| (pixels / scale).max(1));
-        if rows <= height && columns <= width {
+    /// `rows` and `columns` of the whole latent. `None` where one tile covers it.
+    pub fn new(size: TileSize, rows: u64, columns: u64, scale: PixelScale, direction: Direction) -> Option<Grid> {
+        let side = |pixels: u64| (pixels / scale.latent).max(1);
+        if rows <= side(size.height) && columns <= side(size.width) {
             return None;
         }
-        Some(Grid { size, rows: size.spans(rows, height, scale), columns: size.spans(columns, width, scale) })
+        let axis = |length, pixels| TileAxis::new(length, side(pixels), size, scale, direction);
+        Some(Grid { size, rows: axis(rows, size.height), columns: axis(columns, size.width) })
     }
 
     pub fn tiles(&self) -> usize {
-        self.rows.len() * self.columns.len()
+        self.rows.spans.len() * self.columns.spans.len()
     }
 
     /// Rows and columns of tiles.
     pub fn sides(&self) -> (usize, usize) {
-        (self.rows.len(), self.columns.len())
+        (self.rows.spans.len(), self.columns.spans.len())
     }
 
     /// Whether all tiles have the same size.
     pub fn is_uniform(&self) -> bool {
-        let same = |spans: &[Span]| spans.first().map(Span::len) == spans.last().map(Span::len);
+        let same = |axis: &TileAxis| axis.spans.first().map(Span::len) == axis.spans.last().map(Span::len);
         same(&self.rows) && same(&self.columns)
     }
 
     /// Row and column of a tile.
     pub fn position(&self, tile: usize) -> (usize, usize) {
-        (tile / self.columns.len(), tile % self.columns.len())
+        (tile / self.columns.spans.len(), tile % self.columns.spans.len())
     }
 
     pub fn spans(&self, tile: usize) -> (Span, Span) {
         let (row, column) = self.position(tile);
-        (self.rows[row], self.columns[column])
+        (self.rows.spans[row], self.columns.spans[column])
+    }
+}
+
+/// Length of a tile, and whether it fades at its start and at its end.
+type FadeKind = (u64, bool, bool);
+
+impl TileAxis {
+    fn new(length: u64, side: u64, size: TileSize, scale: PixelScale, direction: Direction) -> TileAxis {
+        let shared = (size.overlap / scale.latent).min(side - 1);
+        let (factor, fade) = match direction {
+            Direction::Encode => (1, shared),
+            // Tiles that share no whole latent pixel have nothing to fade into.
+            Direction::Decode => (scale.latent / scale.patch, if shared == 0 { 0 } else { size.overlap / scale.patch }),
+        };
+        let spans = size.spans(length, side, scale.latent);
+        let mut weight = vec![0.0; (length * factor) as usize];
+        let mut known: Vec<(FadeKind, Arc<[f32]>)> = Vec::new();
+        let fades = spans.iter().map(|span| {
+            let kind: FadeKind = (span.len(), span.start > 0, span.end < length);
+            let same = known.iter().find(|(known, _)| *known == kind).map(|(_, weights)| Arc::clone(weights));
+            let weights = same.unwrap_or_else(|| {
+                let weights = fades((span.len() * factor) as usize, fade as usize, kind.1, kind.2);
+                known.push((kind, Arc::from(weights)));
+                Arc::clone(&known[known.len() - 1].1)
+            });
+            for (sum, weight) in weight[(span.start * factor) as usize..].iter_mut().zip(&*weights) {
+                *sum += weight;
+            }
+            weights
+        });
+        TileAxis { fades: fades.collect(), spans, weight }
     }
 }
 
@@ -110,33 +169,68 @@ fn even(length: u64, side: u64, shared: u64) -> Vec<Span> {
     (0..count).map(|i| Span { start: start(i), end: start(i) + side }).collect()
 }
 
+/// A cosine from 0 to 1 at the inner edges, 1 elsewhere. Where both fades meet, the one at the end wins.
+fn fades(length: usize, fade: usize, at_start: bool, at_end: bool) -> Vec<f32> {
+    let mut weights = vec![1.0; length];
+    let reach = fade.min(length - 1);
+    let ramp = |i: usize| {
+        let x = if fade > 1 { i as f64 / (fade - 1) as f64 } else { 0.0 };
+        (0.5 - 0.5 * (x * std::f64::consts::PI).cos()) as f32
+    };
+    if at_start {
+        (0..reach).for_each(|i| weights[i] = ramp(i));
+    }
+    if at_end {
+        (0..reach).for_each(|i| weights[length - reach + i] = 1.0 - ramp(i));
+    }
+    weights
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Square tiles, with 8 pixels for each of latent.
-    fn grid(size: u64, overlap: u64, rows: u64, columns: u64) -> Option<Grid> {
-        Grid::new(TileSize { height: size, width: size, overlap, spacing: Spacing::Strided }, rows, columns, 8)
+    const EIGHT: PixelScale = PixelScale { latent: 8, patch: 1 };
+
+    fn grid(size: u64, overlap: u64, rows: u64, columns: u64, direction: Direction) -> Option<Grid> {
+        Grid::new(
+            TileSize { height: size, width: size, overlap, spacing: Spacing::Strided },
+            rows,
+            columns,
+            EIGHT,
+            direction,
+        )
     }
 
     #[test]
     fn an_image_no_larger_than_a_tile_is_not_cut() {
-        assert_eq!(grid(64, 16, 8, 8), None);
-        assert_eq!(grid(64, 16, 8, 9).unwrap().tiles(), 2);
+        assert_eq!(grid(64, 16, 8, 8, Direction::Decode), None);
+        assert_eq!(grid(64, 16, 8, 9, Direction::Decode).unwrap().tiles(), 2);
     }
 
     #[test]
     fn tiles_cover_the_image_and_share_the_overlap() {
-        let grid = grid(64, 16, 12, 15).unwrap();
-        assert_eq!(grid.rows, [Span { start: 0, end: 8 }, Span { start: 6, end: 12 }]);
-        assert_eq!(grid.columns, [Span { start: 0, end: 8 }, Span { start: 6, end: 14 }, Span { start: 12, end: 15 }]);
-        assert_eq!(grid.spans(4), (grid.rows[1], grid.columns[1]));
+        let grid = grid(64, 16, 12, 15, Direction::Decode).unwrap();
+        assert_eq!(grid.rows.spans, [Span { start: 0, end: 8 }, Span { start: 6, end: 12 }]);
+        assert_eq!(
+            grid.columns.spans,
+            [Span { start: 0, end: 8 }, Span { start: 6, end: 14 }, Span { start: 12, end: 15 }]
+        );
+        assert_eq!(grid.spans(4), (grid.rows.spans[1], grid.columns.spans[1]));
     }
 
     #[test]
     fn a_tile_inside_its_neighbours_overlap_is_left_out() {
         // The third span would be 12..14, no longer than the overlap.
-        assert_eq!(grid(64, 16, 14, 8).unwrap().rows.len(), 2);
+        assert_eq!(grid(64, 16, 14, 8, Direction::Encode).unwrap().rows.spans.len(), 2);
+    }
+
+    #[test]
+    fn an_overlap_of_less_than_a_latent_pixel_leaves_no_seam() {
+        for overlap in 0..8 {
+            let grid = grid(64, overlap, 20, 20, Direction::Decode).unwrap();
+            assert!(grid.rows.weight.iter().all(|weight| *weight == 1.0), "{overlap}: {:?}", grid.rows.weight);
+        }
     }
 
     #[test]
@@ -147,5 +241,15 @@ mod tests {
             assert_eq!((spans[0].start, spans[spans.len() - 1].end), (0, length));
             assert!(spans.windows(2).all(|pair| pair[0].end >= pair[1].start + shared), "{spans:?}");
         }
+    }
+
+    #[test]
+    fn fades_are_complementary_and_only_at_inner_edges() {
+        let grid = grid(64, 16, 12, 8, Direction::Decode).unwrap();
+        let (upper, lower) = (&grid.rows.fades[0], &grid.rows.fades[1]);
+        assert_eq!((upper[0], lower[lower.len() - 1]), (1.0, 1.0));
+        assert!(grid.rows.weight.iter().all(|w| (w - 1.0).abs() < 1e-6), "{:?}", grid.rows.weight);
+        assert_eq!((upper[63], lower[0]), (0.0, 0.0));
+        assert!(grid.columns.fades[0].iter().all(|w| *w == 1.0));
     }
 }

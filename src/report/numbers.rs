@@ -112,10 +112,7 @@ impl Plan {
     /// What the host is told.
     pub fn report(&self) -> PlanReport {
         let (network, policy) = (&self.spec.network, &self.spec.policy);
-        let (end, cone, image) = (self.spec.end, &self.spec.cone, self.image);
-        let inputs = end.map_or(0, |end| end - cone.first_input);
-        let input = Shape::new(self.spec.batch, image.channels, inputs, image.height, image.width);
-        let frames = end.map_or(0, |end| cone.output_frames(network, end));
+        let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
         let image = match network.direction {
             Direction::Encode => self.spec.input,
             Direction::Decode => network.output_shape(self.spec.input),
@@ -131,22 +128,22 @@ impl Plan {
             direction: network.direction,
             arithmetic: String::new(),
             absent: None,
-            range: cone.range,
-            input,
-            output: Shape { frames, ..network.output(Shape { frames: 1, ..input }) },
+            range: self.spec.cone.range,
+            input: self.input,
+            output: Shape { frames, ..network.output(Shape { frames: 1, ..self.input }) },
             device_bytes: self.device_bytes(),
             host_bytes: self.host_bytes(),
             offloaded_bytes: self.pinned().offloaded,
             moved_per_frame: self.estimate.moved.checked_div(frames).unwrap_or(0),
-            seconds: end.map_or(0.0, |_| self.estimate.seconds),
+            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
             weight_bytes: self.weights.device(),
             offloaded_weight_bytes: self.weights.host,
-            workspace_bytes: self.workspace.saturating_add(self.mapping),
+            workspace_bytes: self.workspace_bytes().saturating_add(self.mapping_bytes()),
             slice_frames: policy.slice / network.latent_rate(),
             chunk_frames: policy.chunks.clone(),
             rematerialised_frames: stages.clone().map(|stage| policy.rematerialised(network, stage)).collect(),
             rematerialised_hidden: stages.map(|stage| policy.rematerialised_hidden(network, stage)).collect(),
-            tiles: grid.map_or((1, 1), |g| (g.rows.len() as u64, g.columns.len() as u64)),
+            tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),
             exact: self.is_untiled() && cache == CacheFormat::Exact,

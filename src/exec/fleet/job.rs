@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, FrameRange, Network};
+use crate::plan::cone_work;
 use crate::report::{Part, PlanReport};
 
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
@@ -59,8 +60,8 @@ impl FleetJob {
 
     fn work(&self, frames: &Range<u64>) -> f64 {
         let cone = self.cone(frames);
-        let frame = self.network.input_frame(self.clip.frame());
-        cone.work(&self.network, frame, cone.inputs(u64::MAX).end) as f64
+        let frame = self.network.input_frame(self.clip);
+        cone_work(&self.network, &cone, frame, cone.inputs(u64::MAX).end) as f64
     }
 
     /// What it costs to begin with a frame of the clip, in frames' worth of work.

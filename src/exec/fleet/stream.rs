@@ -142,7 +142,7 @@ fn round_frames(fleet: &Fleet, one: &FleetJob) -> Result<u64> {
 fn round_bytes(one: &FleetJob, frames: u64) -> u64 {
     let (network, clip) = (&one.network, one.clip);
     let inputs = one.cone(&(FAR..FAR + frames)).inputs(u64::MAX);
-    let output = network.output_shape(network.input_frame(clip.frame())).elements();
+    let output = network.output_shape(network.input_frame(clip)).elements();
     let input_frame = clip.height * clip.width * clip.channels;
     4 * clip.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
-use crate::exec::fades::TileFades;
 use crate::exec::ready_job::ReadyJob;
 use crate::exec::search::Job;
 use crate::exec::settings::Settings;
@@ -88,7 +87,7 @@ impl<B: Backend> Engine<B> {
             let report = self.report(&plan);
             control.log.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
-            let loaded = self.load_weights(direction, &plan.spec.policy.offloaded_weights(), control);
+            let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
             match loaded.and_then(|()| self.take_workspace(&plan, control)) {
                 Ok(workspace) => {
                     self.warn_if_tiled(&report, control);
@@ -99,7 +98,6 @@ impl<B: Backend> Engine<B> {
                         weights: weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?,
                         workspace,
                         schedule: plan.schedule(&self.target(control.cancel)?),
-                        fades: TileFades::new(&plan.spec),
                         buffers: plan.buffers(),
                         report,
                         auto: self.auto,

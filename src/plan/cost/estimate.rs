@@ -1,10 +1,10 @@
 //! How long operations take, roughly: to choose between plans, and to tell the host.
 
 use super::sizes::Target;
-use super::work::op_work;
+use super::work::{frame_work, layer_work, op_work};
 use crate::ir::{
-    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId,
-    Location, Op,
+    BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location,
+    Op,
 };
 use crate::model::Network;
 use crate::plan::policy::{CACHE_FRAMES, SchedulePolicy};
@@ -131,9 +131,9 @@ impl CostModel<'_> {
         };
         let layout = &self.network.layers[layer].layout;
         let later = frames - usize::from(starts_clip);
-        let first = if starts_clip { self.network.layers[layer].work(input, 1) as f64 } else { 0.0 };
+        let first = if starts_clip { frame_work(self.network, layer, input, 1) as f64 } else { 0.0 };
         let shared = work as f64 * later as f64 / (frames.max(1) as f64) * self.pair_cost(layer, later as u64);
-        // As many terms as a frame has away from the start of the clip.
+        // A rehearsal's frames have no terms, so the recipe says how many there are.
         let elements = |frames: usize, terms: u64| {
             let output = layout.window.output(input, layout.cout).elements();
             frames as f64 * (output as f64 + terms as f64 * input.elements() as f64)
@@ -159,7 +159,7 @@ impl CostModel<'_> {
 
     /// The arithmetic of `frames` output frames, none of which is the first of a clip.
     fn convolving(&self, layer: LayerId, input: FrameShape, frames: u64) -> f64 {
-        let work = self.network.layers[layer].steady_work(input).saturating_mul(frames) as f64;
+        let work = layer_work(self.network, layer, input).saturating_mul(frames) as f64;
         work * self.pair_cost(layer, frames) / self.target.profile.rates.products
     }
 
@@ -176,17 +176,31 @@ impl CostModel<'_> {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
         let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
-        let cached = |frames: usize| self.target.cached_bytes(host, conv.format).saturating_mul(frames as u64);
-        let whole = |shape: FrameShape, frames: usize| self.target.frame_bytes(shape).saturating_mul(frames as u64);
-        let in_host = |(_, frame): &(usize, CachedFrame<L>)| frame.host.is_some();
-        let fresh = conv.fresh().filter(|(_, frame)| frame.is_offloaded()).count();
-        let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut);
-        let shortcuts = shortcuts.filter(|shortcut| shortcut.from.is_offloaded()).count();
-        let outputs = conv.frames.iter().filter(|frame| frame.out.is_offloaded()).count();
-        let up = cached(conv.cached().filter(in_host).count());
-        let up = up.saturating_add(whole(conv.input, fresh)).saturating_add(whole(shortcut, shortcuts));
-        let down = cached(conv.cache_writes().filter(in_host).count()).saturating_add(whole(output, outputs));
-        Moved { up, down }
+        let mut moved = Moved::default();
+        let add = |total: &mut u64, bytes: u64| *total = total.saturating_add(bytes);
+        for input in &conv.inputs {
+            match input.from {
+                BandSource::Cached(frame) if frame.host.is_some() => {
+                    add(&mut moved.up, self.target.cached_bytes(host, conv.format));
+                }
+                BandSource::Fresh(frame) if frame.is_offloaded() => {
+                    add(&mut moved.up, self.target.frame_bytes(conv.input));
+                }
+                BandSource::Cached(_) | BandSource::Fresh(_) => {}
+            }
+            if input.cached_to.is_some_and(|to| to.host.is_some()) {
+                add(&mut moved.down, self.target.cached_bytes(host, conv.format));
+            }
+        }
+        for frame in &conv.frames {
+            if frame.shortcut.is_some_and(|shortcut| shortcut.from.is_offloaded()) {
+                add(&mut moved.up, self.target.frame_bytes(shortcut));
+            }
+            if frame.out.is_offloaded() {
+                add(&mut moved.down, self.target.frame_bytes(output));
+            }
+        }
+        moved
     }
 
     fn banded<L: Location>(&self, conv: &BandedConvOp<L>, moved: Moved, computing: f64) -> (f64, u64) {
@@ -255,7 +269,7 @@ impl CostModel<'_> {
                 read.filter(|frame| frame.is_rematerialised()).count() as u64
             });
             let later = conv.rematerialised_frames() as u64 - first;
-            let first = self.network.layers[by.layer].work(by.input, 1).saturating_mul(first) as f64;
+            let first = frame_work(self.network, by.layer, by.input, 1).saturating_mul(first) as f64;
             first / self.target.profile.rates.products + self.convolving(by.layer, by.input, later)
         })
     }
@@ -267,6 +281,9 @@ impl CostModel<'_> {
 
     /// Reading and writing frames once.
     fn passes(&self, shape: FrameShape, frames: usize) -> f64 {
+        if frames == 0 {
+            return 0.0;
+        }
         (2 * frames as u64).saturating_mul(self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
     }
 }

@@ -12,17 +12,29 @@ use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut, PartialSumsSize,
     Rematerialise, Term, Window,
 };
-use crate::model::{Layer, Recipe};
+use crate::model::{Layer, Recipe, RecipeTerm};
 use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{Form, Memory};
 use crate::plan::spec::ScheduleSpec;
+
+/// What a schedule is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Every work item.
+    Run,
+    /// Of work items that are alike, one.
+    Picture,
+    /// The same. Nobody runs the operations, so frames of several terms have none.
+    Rehearsal,
+}
 
 /// What the layers of a work item share. Nothing of it changes while the item runs.
 #[derive(Debug)]
 pub struct ItemFacts {
     pub spec: ScheduleSpec,
     pub sizes: Arc<FrameSizes>,
+    pub purpose: Purpose,
     /// Whether the job has more slices than are traced. Then each slice must take the same slots, also the last.
     pub is_periodic: bool,
 }
@@ -38,6 +50,12 @@ impl ItemFacts {
             0 => 0,
             frames => chunk.count().saturating_sub(self.spec.policy.chunks[chunk.stage] - frames),
         }
+    }
+
+    /// The terms of a recipe that an operation has.
+    pub fn terms<'a>(&self, recipe: &'a Recipe) -> &'a [RecipeTerm] {
+        let is_needed = self.purpose != Purpose::Rehearsal || recipe.terms().len() == 1;
+        if is_needed { recipe.terms() } else { &[] }
     }
 
     /// The oldest input that output frames from `frame` on read.
@@ -127,14 +145,14 @@ pub struct Emitter {
 
 impl Emitter {
     pub fn new(facts: ItemFacts) -> Emitter {
-        let facts = Arc::new(facts);
-        let ScheduleSpec { network, cone, .. } = &facts.spec;
+        let (ScheduleSpec { network, cone, .. }, sizes) = (&facts.spec, &facts.sizes);
         let new_cache = |(layer, own): (LayerId, &Layer)| {
             let first = cone.first(layer);
             LayerCache::new(own.time.oldest(first), own.level.map_or(0, |level| level.waiting(first)))
         };
         let caches = network.layers.iter().enumerate().map(new_cache).collect();
-        Emitter { caches, weights: WeightFetcher::new(Arc::clone(&facts)), facts }
+        let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
+        Emitter { facts: Arc::new(facts), caches, weights }
     }
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.
@@ -252,7 +270,8 @@ impl Emitter {
         let residuals = self.residuals(of);
         let outputs = self.outputs(of, residuals.as_deref(), &mut to.arenas.device);
         let facts = &self.facts.spec.network.layers[layer];
-        let shortcuts = of.added.filter(|_| residuals.is_none()).map(resident);
+        let shortcuts = of.added.filter(|_| residuals.is_none() && self.facts.purpose != Purpose::Rehearsal);
+        let shortcuts = shortcuts.map(resident);
         let end = self.caches[layer].inputs.end();
         let conv = of.frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
@@ -286,7 +305,7 @@ impl Emitter {
     /// The terms of an output frame whose inputs are queued and come before frame `end`.
     fn queued_terms(&self, layer: LayerId, recipe: &Recipe, end: u64) -> Vec<Term<Slots>> {
         let inputs = &self.caches[layer].inputs;
-        let queued = recipe.terms().iter().filter(|term| (inputs.first..end).contains(&term.input));
+        let queued = self.facts.terms(recipe).iter().filter(|term| (inputs.first..end).contains(&term.input));
         queued.map(|term| Term { frame: inputs.at(term.input), slab: term.slab }).collect()
     }
 

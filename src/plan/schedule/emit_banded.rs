@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::emit::{Emitter, Inputs, LayerOutputs};
+use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
 use super::layer_cache::{CachedSlots, FrameQueue, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
@@ -122,7 +122,7 @@ impl Emitter {
                 slab: term.slab,
             };
             BandedFrame {
-                terms: recipe.terms().iter().map(term).collect(),
+                terms: self.facts.terms(&recipe).iter().map(term).collect(),
                 shortcut: shortcuts.map(|from| Shortcut { from: from[i], slab: facts.layout.slabs as u8 }),
                 bias: recipe.bias,
                 residual: residuals.as_ref().map(|residuals| residuals[i]),
@@ -165,7 +165,8 @@ impl Emitter {
         let facts = &self.facts.spec.network.layers[layer];
         let has_norm = facts.layout.prologue != Prologue::None;
         let normalised = (facts.time.oldest(frames.start)..inputs.end()).filter(|_| has_norm);
-        let frames = frames.map(|frame| {
+        let needed = frames.take_while(|_| self.facts.purpose != Purpose::Rehearsal);
+        let frames = needed.map(|frame| {
             let recipe = facts.time.recipe(frame);
             let terms = recipe.terms().iter().map(|term| Term { frame: inputs.at(term.input), slab: term.slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }

@@ -13,27 +13,20 @@ mod tests;
 mod weights;
 mod work_item;
 
+pub use emit::Purpose;
 pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use self::repeats::{ItemPlace, work_items};
+use self::repeats::{ItemPlace, all_items, distinct_items};
 use self::sink::Sink;
 use self::work_item::WorkItem;
 use super::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use super::cost::{FrameSizes, Target};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{BlendOp, FrameShape, Op, StoreOp};
-
-/// Which work items a schedule has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkItems {
-    All,
-    /// Of those that are alike, one.
-    Distinct,
-}
 
 /// What comes next in a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +51,7 @@ pub struct Schedule {
     canvas_bytes: u64,
     to: Sink,
     items: Vec<WorkItem>,
-    /// Of each work item.
+    /// Of each work item. A rehearsal has one for each kind.
     places: Vec<ItemPlace>,
     current: usize,
     /// Whether the current work item's turn has begun.
@@ -67,13 +60,18 @@ pub struct Schedule {
     pushed: bool,
     canvases: BTreeMap<(u64, u64), Canvas>,
     /// Finished frames of each clip of a stream. They leave when every clip of the batch has one.
-    outbox: Vec<VecDeque<StoreOp<Slots>>>,
+    outbox: Vec<VecDeque<Slot>>,
+    stored: u64,
     finished: Vec<(u64, Slot)>,
 }
 
 impl Schedule {
-    pub fn new(of: WorkItems, spec: ScheduleSpec, arenas: Arenas, target: &Target) -> Schedule {
-        let places = work_items(of, &spec);
+    /// `frames`: where the input ends, or `None` for a stream.
+    pub fn new(purpose: Purpose, spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
+        let places = match purpose {
+            Purpose::Run => all_items(&spec),
+            Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
+        };
         let largest = spec.largest_tile();
         let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut shared_sizes = |input: FrameShape| {
@@ -87,10 +85,11 @@ impl Schedule {
         };
         let items = places.iter().map(|place| {
             let sizes = shared_sizes(spec.input_region(spec.tile_of(place.item)).shape);
-            WorkItem::new(&spec, sizes, place)
+            WorkItem::new(&spec, sizes, frames, place, purpose)
         });
         let items = items.collect();
-        let (clips, end) = (places.last().map_or(0, |last| last.clip + 1), spec.end);
+        let clips = places.last().map_or(0, |last| last.clip + 1);
+        let first = spec.cone.range.first;
         let mut schedule = Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..clips).map(|_| VecDeque::new()).collect(),
@@ -100,11 +99,14 @@ impl Schedule {
             places,
             current: 0,
             in_turn: false,
-            pushed: end.is_none(),
+            pushed: frames.is_none(),
             canvases: BTreeMap::new(),
+            stored: first,
             finished: Vec::new(),
         };
-        end.into_iter().for_each(|end| schedule.set_total(end));
+        if let Some(frames) = frames {
+            schedule.set_total(frames);
+        }
         schedule
     }
 
@@ -129,9 +131,13 @@ impl Schedule {
     /// Loads the next frame of every clip of the batch.
     pub fn load(&mut self) {
         for (item, place) in self.items.iter_mut().zip(&self.places) {
-            self.to.arenas.each(Arena::begin_group);
+            if place.items > 1 {
+                self.to.arenas.begin_group();
+            }
             item.load(&mut self.to);
-            self.to.arenas.each(|arena| arena.end_group(place.items - 1));
+            if place.items > 1 {
+                self.to.arenas.end_group(place.items - 1);
+            }
         }
     }
 
@@ -168,14 +174,14 @@ impl Schedule {
 
     fn begin_turn(&mut self) {
         if !std::mem::replace(&mut self.in_turn, true) {
-            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.each(Arena::begin_group));
+            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.begin_group());
         }
     }
 
     fn end_turn(&mut self) {
         if std::mem::replace(&mut self.in_turn, false) {
             let ends = self.places[self.current].ends;
-            ends.into_iter().flatten().for_each(|times| self.to.arenas.each(|arena| arena.end_group(times)));
+            ends.into_iter().flatten().for_each(|times| self.to.arenas.end_group(times));
         }
     }
 
@@ -253,20 +259,21 @@ impl Schedule {
 
     /// A whole frame is finished.
     fn finish(&mut self, place: ItemPlace, frame: u64, from: Slot) {
-        let store = StoreOp { batch: place.batch, frame, from };
         if !self.pushed {
-            self.to.ops.push_back(Op::Store(store));
+            self.to.ops.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
             self.to.arenas.device.drop(from);
             return;
         }
-        self.outbox[place.clip].push_back(store);
+        self.outbox[place.clip].push_back(from);
         let tiles = self.items.len() / self.outbox.len();
-        while self.outbox.iter().all(|stores| !stores.is_empty()) {
-            for (clip, stores) in self.outbox.iter_mut().enumerate() {
-                let store = stores.pop_front().expect("checked above");
-                self.to.arenas.device.drop_with(store.from, self.places[clip * tiles].clips - 1);
-                self.to.ops.push_back(Op::Store(store));
+        while self.outbox.iter().all(|frames| !frames.is_empty()) {
+            for (clip, frames) in self.outbox.iter_mut().enumerate() {
+                let ItemPlace { batch, clips, .. } = self.places[clip * tiles];
+                let from = frames.pop_front().expect("checked above");
+                self.to.ops.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
+                self.to.arenas.device.drop_with(from, clips - 1);
             }
+            self.stored += 1;
         }
     }
 

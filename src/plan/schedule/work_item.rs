@@ -5,15 +5,16 @@
 
 use std::sync::Arc;
 
-use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs};
+use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs, Purpose};
 use super::layer_cache::{FrameQueue, SlotRef, drop_frames, resident};
 use super::repeats::ItemPlace;
 use super::sink::Sink;
+use super::weights::NeededWeights;
 use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
 use crate::model::{ChunkPairs, Network, Reader, Role, Source};
 use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CACHE_FRAMES, Placement};
+use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 use crate::plan::spec::ScheduleSpec;
 
 #[derive(Debug, Clone)]
@@ -53,25 +54,33 @@ impl ChunkValues {
 }
 
 fn layer_of(source: Source) -> LayerId {
-    source.layer().expect("only the first layer of a stage reads another stage")
+    let Source::Layer(layer) = source else { unreachable!("only the first layer of a stage reads another stage") };
+    layer
 }
 
-/// Whether a job has more slices than a rehearsal traces.
-pub fn is_periodic(spec: &ScheduleSpec) -> bool {
-    spec.is_longer_than(PackedLayout::TRACED_SLICES)
+/// Whether a job has more slices than a rehearsal traces; `None` is a stream.
+pub fn is_periodic(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
+    spec.is_longer_than(PackedLayout::TRACED_SLICES, frames)
 }
 
 impl WorkItem {
-    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, place: &ItemPlace) -> WorkItem {
+    /// `frames`: where the input ends, if that is known.
+    pub fn new(
+        spec: &ScheduleSpec,
+        sizes: Arc<FrameSizes>,
+        frames: Option<u64>,
+        place: &ItemPlace,
+        purpose: Purpose,
+    ) -> WorkItem {
         let (network, cone) = (&spec.network, &spec.cone);
-        let facts = ItemFacts { spec: spec.clone(), sizes, is_periodic: is_periodic(spec) };
+        let facts = ItemFacts { spec: spec.clone(), sizes, purpose, is_periodic: is_periodic(spec, frames) };
         WorkItem {
             emitter: Emitter::new(facts),
             item: place.item,
             batch: place.batch,
             computed: network.stages.iter().map(|stage| cone.first(stage.head())).collect(),
             loaded: cone.first_input,
-            slice_end: spec.first_slice_end(),
+            slice_end: spec.first_slice_end(frames),
             total: None,
             ends: None,
             early: vec![Vec::new(); network.stages.len()],
@@ -275,7 +284,9 @@ impl WorkItem {
         let chunk = self.chunk_to(stage, self.computed[stage] + count);
         self.computed[stage] = chunk.frames.end;
         let layers = &network.stages[stage];
-        self.emitter.weights.begin(&chunk, to);
+        let needed = layers.body().map(|layer| NeededWeights { layer, frames: cone.outputs(layer, &chunk.frames) });
+        let offloaded = |needed: &NeededWeights| facts.spec.policy.layers[needed.layer].weights == Memory::Host;
+        self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
         let mut values = ChunkValues { of: vec![Vec::new(); network.layers.len()], kept: self.kept_outputs(&chunk) };
         let reads_input_last = self.reads_input_last(&chunk);
         for layer in layers.layers.clone() {
@@ -359,7 +370,7 @@ impl WorkItem {
                 rematerialise: self.rematerialise(layer, chunk, values),
                 ..LayerOutputs::plain(layer, chunk, frames, values.kept[layer])
             };
-            let consumed = network.consumes_input(layer);
+            let consumed = consumes_input(network, layer);
             let input = values.take(from);
             if own.attends {
                 let mixed = self.emitter.attention(layer, resident(&input), to);
@@ -372,7 +383,8 @@ impl WorkItem {
             }
             self.emitter.hand_around(layer, made, &values.of[layer], to);
         }
-        for from in own.sources().filter(|from| network.is_last_reader(*from, layer)) {
+        let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
+        for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
             drop_frames(values.take(from), &mut to.arenas);
         }
     }
@@ -443,7 +455,7 @@ impl WorkItem {
         if own.attends {
             return Kept::None;
         }
-        let (consumes, normalised) = (self.network().consumes_input(layer), facts.sizes.layers[layer].normalised);
+        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.layers[layer].normalised);
         // A layer that normalises frames of others keeps copies.
         let is_queued = consumes || normalised.is_none();
         let kept = if is_queued { self.emitter.kept_inputs(layer, chunk) } else { Kept::None };
@@ -455,4 +467,11 @@ impl WorkItem {
         let waits = facts.spec.is_interleaved() && chunk.frames.end <= facts.spec.cone.first(layer);
         kept.min(written).min(if waits { Kept::From(0) } else { Kept::None })
     }
+}
+
+/// Whether a layer is the last one that reads its input, so it may write over it.
+fn consumes_input(network: &Network, layer: LayerId) -> bool {
+    let own = &network.layers[layer];
+    let Source::Layer(from) = own.input else { return false };
+    own.addend != Some(own.input) && network.is_last_reader(from, layer)
 }

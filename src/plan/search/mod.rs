@@ -7,9 +7,8 @@ mod candidates;
 mod select;
 mod tiles;
 
+use std::cell::RefCell;
 use std::sync::Arc;
-
-use parking_lot::Mutex;
 
 use self::candidates::{all_offloaded, resident_policies};
 use self::select::{Search, Smallest};
@@ -23,11 +22,11 @@ use super::tiles::TileSize;
 /// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if
 /// nothing exact fits, or if the host asks for them.
 pub fn search(request: &Request, target: &Target) -> Result<Plan, PlanError> {
-    let (smallest, policies) = (Mutex::new(Smallest::default()), resident_policies(request, &target.profile));
+    let (smallest, policies) = (RefCell::new(Smallest::default()), resident_policies(request, &target.profile));
     let search = Search {
         request,
         limit: request.limit,
-        grid: request.tiles.and_then(|size| request.grid(size)),
+        grid: request.requested_tiles(),
         offloaded_weights: Arc::default(),
         target: *target,
         smallest: &smallest,

@@ -1,9 +1,8 @@
 //! Selects the fastest policy of those that differ in time and memory only: the whole image, or tiles of one size.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use parking_lot::Mutex;
 
 use super::candidates::{
     MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
@@ -72,11 +71,10 @@ pub struct Search<'a> {
     /// The layers whose weights are offloaded.
     pub offloaded_weights: Arc<[LayerId]>,
     pub target: Target<'a>,
-    pub smallest: &'a Mutex<Smallest>,
+    pub smallest: &'a RefCell<Smallest>,
 }
 
-/// The smallest plans of those that were tried one after the other: among them is the smallest of all, with everything
-/// offloaded.
+/// The smallest plans rehearsed so far.
 #[derive(Default)]
 pub struct Smallest {
     pub any: Option<Plan>,
@@ -96,6 +94,25 @@ impl Smallest {
 }
 
 impl<'a> Search<'a> {
+    /// Maps items on all threads, in order. Each item meets its own smallest plans, compared in that order too, so the
+    /// result does not depend on timing.
+    fn each<T: Send, R: Send>(&self, items: Vec<T>, find: impl Fn(&Search, T) -> R + Sync) -> Vec<R> {
+        let Search { request, limit, ref grid, ref offloaded_weights, target, smallest } = *self;
+        let found = thread_pool::map(items, |item| {
+            let met = RefCell::default();
+            let (grid, offloaded_weights) = (grid.clone(), Arc::clone(offloaded_weights));
+            let search = Search { request, limit, grid, offloaded_weights, target, smallest: &met };
+            let found = find(&search, item);
+            (found, met.into_inner())
+        });
+        let merge = |(found, met): (R, Smallest)| {
+            let met = met.any.iter().chain(&met.exact);
+            met.for_each(|met| smallest.borrow_mut().record(met));
+            found
+        };
+        found.into_iter().map(merge).collect()
+    }
+
     /// The same with weights offloaded, if that makes room.
     fn offloading_weights(&self) -> Search<'a> {
         let network = &self.request.network;
@@ -129,13 +146,14 @@ impl<'a> Search<'a> {
     /// How many times as long as usual a rehearsal takes. A search tries fewer policies by that factor, so that it
     /// ends in time; it depends on the request only, so that the plan does too.
     pub fn effort(&self) -> usize {
+        let input = self.request.input;
         let tiles = match &self.grid {
             None => 1,
             Some(grid) if grid.is_uniform() => 3.min(grid.tiles()),
             // Of rows and of columns, the first, the second and the last are rehearsed.
             Some(grid) => 9.min(grid.tiles()),
         };
-        let clips = if self.request.is_stream() && self.request.batch > 1 { 2 } else { 1 };
+        let clips = if self.request.is_stream() && input.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice_latents().unwrap_or(MAX_PLANNED_SLICE);
         let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
         (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
@@ -168,12 +186,8 @@ impl<'a> Search<'a> {
     pub fn first_packed(&self, policies: &[Arc<SchedulePolicy>]) -> Option<Plan> {
         let mut specs = policies.iter().flat_map(|policy| self.specs(policy));
         specs.find_map(|spec| {
-            let found = self.rehearsed(spec)?;
-            if found.host_bytes() <= self.request.host_limit {
-                self.smallest.lock().record(&found);
-            }
-            let packed = Some(found).filter(|found| self.fits(found))?.packed(&self.target);
-            Some(packed).filter(|packed| self.fits(packed))
+            let found = self.rehearsed(spec).filter(|found| self.fits(found))?;
+            Some(found.packed(&self.target)).filter(|packed| self.fits(packed))
         })
     }
 
@@ -187,8 +201,8 @@ impl<'a> Search<'a> {
         if effort > MAX_EFFORT {
             return best.or_else(|| self.smallest_banded(policies));
         }
-        let found = thread_pool::map(self.promising_policies(effort), |policy| {
-            self.most_resident(&policy).map(|plan| (plan, policy))
+        let found = self.each(self.promising_policies(effort), |search, policy| {
+            search.most_resident(&policy).map(|plan| (plan, policy))
         });
         let mut found: Vec<(Plan, SchedulePolicy)> = found.into_iter().flatten().collect();
         let faster = |plan: &Plan| best.as_ref().is_none_or(|best| plan.seconds() < best.seconds());
@@ -228,15 +242,17 @@ impl<'a> Search<'a> {
         plan.fits(self.limit, self.request.host_limit)
     }
 
-    /// The first order of a policy whose lower bound fits, else the last one; `None` if the search is cancelled.
-    fn first_that_fits(&self, policy: SchedulePolicy) -> Option<Plan> {
+    /// The first order of a policy whose lower bound fits.
+    fn first_that_fits(&self, policy: SchedulePolicy) -> Tried {
         let whole_output = self.grid.is_none() || self.output_fits();
         let mut specs = self.specs(&Arc::new(policy));
         specs.retain(|spec| whole_output || spec.order == ItemOrder::SliceBySlice);
-        let mut tried = None;
+        let mut tried = Tried { plan: None, bytes: None };
         for spec in specs {
-            let plan = tried.insert(self.rehearsed(spec)?);
-            if self.fits(plan) {
+            let Some(plan) = self.rehearsed(spec) else { break };
+            tried.bytes = Some(plan.device_bytes());
+            if self.fits(&plan) {
+                tried.plan = Some(plan);
                 break;
             }
         }
@@ -248,7 +264,11 @@ impl<'a> Search<'a> {
         if self.target.is_cancelled() {
             return None;
         }
-        Some(Plan::rehearse(self.request, spec, &self.target))
+        let found = Plan::rehearse(self.request, spec, &self.target);
+        if found.host_bytes() <= self.request.host_limit {
+            self.smallest.borrow_mut().record(&found);
+        }
+        Some(found)
     }
 
     /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Each
@@ -259,7 +279,7 @@ impl<'a> Search<'a> {
         let hidden = hidden_stage(self.request, &self.target);
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
         let banded = banded.flat_map(|policy| fewer_hidden(policy, network, hidden));
-        let found = thread_pool::map(banded.collect(), |policy| self.most_materialised(policy, stage));
+        let found = self.each(banded.collect(), |search, policy| search.most_materialised(policy, stage));
         let full = network.largest_stage();
         let mut by_frames: BTreeMap<[u64; 3], Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
         for (rank, policy) in found.into_iter().flatten() {
@@ -274,23 +294,23 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    /// A policy with as many materialised frames of `stage` as fit with every cache offloaded, and its rank: all of them,
-    /// two thirds, a third or none.
+    /// A policy with as many materialised frames of `stage` as fit with every cache offloaded, and its rank.
     fn most_materialised(&self, policy: SchedulePolicy, stage: Option<usize>) -> Option<(Rank, SchedulePolicy)> {
         let network = &*self.request.network;
-        let tried = |policy: SchedulePolicy| {
-            let found = self.first_that_fits(without_caches(self.request, &policy, &self.target))?;
-            self.fits(&found).then(|| (rank(&found), policy))
-        };
-        tried(policy.clone()).or_else(|| {
-            let stage = stage?;
-            let chunk = policy.chunks[stage];
-            let with = |frames: u64| tried(policy.with_materialised(network, stage, frames));
-            // What does not fit without them does not fit with some.
-            let none = with(0)?;
-            let some = [chunk * 2 / 3, chunk / 3].into_iter();
-            some.filter(|frames| *frames > 0).find_map(with).or(Some(none))
-        })
+        let tried = |policy: &SchedulePolicy| self.first_that_fits(without_caches(self.request, policy, &self.target));
+        let all = tried(&policy).plan;
+        let (Some(stage), None) = (stage, &all) else { return all.map(|found| (rank(&found), policy)) };
+        let with = |frames: usize| tried(&policy.with_materialised(network, stage, frames as u64));
+        let none = with(0);
+        let head = network.stages[stage].head();
+        let input = network.input_shapes(self.request.input_frame())[head];
+        let frame = self.target.frame_bytes(network.layers[head].output_shape(input));
+        let most = policy.chunks[stage] as usize - 1;
+        let fit = Fit { limit: self.limit, fits: 0, most, bytes: &|frames| frame.saturating_mul(frames as u64) };
+        let fewest = none.plan?;
+        let (frames, found) = fit.most(none.bytes.map(|bytes| (0, bytes)), with);
+        let policy = policy.with_materialised(network, stage, frames as u64);
+        Some((rank(&found.unwrap_or(fewest)), policy))
     }
 
     /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would
@@ -310,7 +330,7 @@ impl<'a> Search<'a> {
             let bytes = self.resident_bytes(step.layer, step.resident_shares);
             of_steps.push(of_steps[of_steps.len() - 1] + bytes - std::mem::replace(&mut of_layer[step.layer], bytes));
         }
-        let fit = Fit { search: self, fits: 0, most: steps.len(), bytes: &|count| of_steps[count] };
+        let fit = Fit { limit: self.limit, fits: 0, most: steps.len(), bytes: &|count| of_steps[count] };
         let (count, found) = fit.most(None, |count| with(count, None));
         // And as much of the next one as fits.
         let next = steps.get(count).filter(|step| policy.layers[step.layer].cache == Placement::HOST);
@@ -319,7 +339,7 @@ impl<'a> Search<'a> {
         let least = before.map(|step| usize::from(step.resident_shares)).max().unwrap_or(0);
         let of_shares = |shares: usize| self.resident_bytes(next.layer, shares as u8);
         let most = usize::from(next.resident_shares) - 1;
-        let fit = Fit { search: self, fits: least, most, bytes: &of_shares };
+        let fit = Fit { limit: self.limit, fits: least, most, bytes: &of_shares };
         let known = found.as_ref().map(|found| (least, found.device_bytes()));
         let (_, more) =
             fit.most(known, |shares| with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next })));
@@ -405,9 +425,16 @@ fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<u
     fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
 }
 
+/// A policy that was rehearsed: the plan if it fits, and what it takes.
+struct Tried {
+    plan: Option<Plan>,
+    /// `None` if nothing was rehearsed.
+    bytes: Option<u64>,
+}
+
 /// How much fits. `fits` is known to fit; up to `most` is tried.
 struct Fit<'a> {
-    search: &'a Search<'a>,
+    limit: u64,
     fits: usize,
     most: usize,
     /// About what each number takes beside the rest.
@@ -417,7 +444,7 @@ struct Fit<'a> {
 impl Fit<'_> {
     /// Returns how many fit, and the plan with these. Each try tells where the next one should be: memory grows with
     /// the bytes that are resident. `known`: a number, and what it takes. Bisects if that leads nowhere.
-    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Option<Plan>) -> (usize, Option<Plan>) {
+    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Tried) -> (usize, Option<Plan>) {
         let (mut fits, mut too_many, mut found, mut known) = (self.fits, self.most + 1, None, known);
         let mut tries = 0;
         while fits + 1 < too_many {
@@ -425,9 +452,9 @@ impl Fit<'_> {
             let guess = known.filter(|_| tries < MAX_GUESSES).map(|(at, bytes)| self.guess(at, bytes));
             let next = guess.unwrap_or(middle).clamp(fits + 1, too_many - 1);
             let tried = with(next);
-            known = tried.as_ref().map(|tried| (next, tried.device_bytes()));
+            known = tried.bytes.map(|bytes| (next, bytes));
             tries += 1;
-            match tried.filter(|tried| self.search.fits(tried)) {
+            match tried.plan {
                 Some(more) => (found, fits) = (Some(more), next),
                 None => too_many = next,
             }
@@ -439,8 +466,6 @@ impl Fit<'_> {
     fn guess(&self, at: usize, bytes: u64) -> usize {
         let rest = bytes.saturating_sub((self.bytes)(at));
         let numbers: Vec<usize> = (0..=self.most).collect();
-        numbers
-            .partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= self.search.limit)
-            .saturating_sub(1)
+        numbers.partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= self.limit).saturating_sub(1)
     }
 }

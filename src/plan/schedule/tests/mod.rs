@@ -25,7 +25,7 @@ use crate::plan::exclusions::Choices;
 use crate::plan::plan::Plan;
 use crate::plan::policy::{Form, Placement, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
-use crate::plan::schedule::{Next, Schedule, WorkItems, is_periodic};
+use crate::plan::schedule::{Next, Purpose, Schedule, is_periodic};
 use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
@@ -50,9 +50,7 @@ fn request_for(network: Network, input: Shape) -> Request {
     Request {
         cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
         network: Arc::new(network),
-        batch: input.batch,
-        frames: input.known_frames(),
-        image: input.frame(),
+        input,
         limit: u64::MAX,
         host_limit: u64::MAX,
         load_bytes: 0,
@@ -98,8 +96,7 @@ impl Request {
 
     /// The plan of a stream by a given policy, whatever a search would choose.
     fn plan_by(&self, policy: SchedulePolicy, device: &Device) -> Plan {
-        let grid = self.tiles.and_then(|size| self.grid(size));
-        let spec = self.spec(Arc::new(policy), grid, ItemOrder::SliceBySlice);
+        let spec = self.spec(Arc::new(policy), self.requested_tiles(), ItemOrder::SliceBySlice);
         Plan::rehearse(self, spec, &device.target()).packed(&device.target())
     }
 }
@@ -135,7 +132,7 @@ fn assert_same_frames(base: Request, frames: u64) {
         for chunk in [1, 2, 3, 5] {
             let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
             assert_eq!(run_fused(&cut.plan(&FUSED).unwrap()), expected, "{slice} {chunk}");
-            let stream = Request { frames: None, ..cut };
+            let stream = Request { input: Shape { frames: 0, ..base.input }, ..cut };
             let stream = stream.plan(&FUSED).unwrap();
             for piece in [1, 3, 100] {
                 assert_eq!(run_pushed(&stream, &FUSED, frames, piece), expected, "stream {slice} {chunk} {piece}");
@@ -221,7 +218,7 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let clip = request(direction, clip(direction, 1, 23)).with_pairs();
         let expected = run(&clip.plan(&SEPARATE).unwrap(), &SEPARATE);
         let (network, device) = (&clip.network, &FAST_COPIES);
-        let stream = Request { frames: None, ..clip.clone() };
+        let stream = Request { input: Shape { frames: 0, ..clip.input }, ..clip.clone() };
         let chunks = vec![3; network.stages.len()];
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
@@ -276,7 +273,7 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                             work(&plan.spec, frames),
                             "what is done again counts once"
                         );
-                        let stream = Request { frames: None, ..cut };
+                        let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut };
                         if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.report().exact) {
                             assert_eq!(run_pushed(&plan, &device, frames, 3), expected);
                         }
@@ -318,20 +315,16 @@ fn weights_are_offloaded_where_device_memory_is_short() {
     for direction in Direction::ALL {
         let free = request(direction, clip(direction, 2, 23));
         let whole = free.plan(&FAST_COPIES).unwrap();
-        assert!(!whole.spec.policy.offloaded_weights().contains(&true));
+        assert!(!whole.offloaded_weights().contains(&true));
         let expected = run(&whole, &FAST_COPIES);
         let limit = whole.device_bytes() / 2;
         let plan = Request { limit, ..free.clone() }.plan(&FAST_COPIES).unwrap();
-        assert!(
-            plan.spec.policy.offloaded_weights().contains(&true) && plan.device_bytes() <= limit,
-            "{}",
-            plan.report()
-        );
+        assert!(plan.offloaded_weights().contains(&true) && plan.device_bytes() <= limit, "{}", plan.report());
         assert_eq!(run(&plan, &FAST_COPIES), expected);
         // Never those of stages at full resolution, nor of heads.
         let full = if direction == Direction::Encode { 0 } else { free.network.stages.len() - 1 };
         let mut stay = free.network.stages[full].body().chain(free.network.stages.iter().map(|stage| stage.head()));
-        assert!(stay.all(|layer| !plan.spec.policy.offloaded_weights()[layer]));
+        assert!(stay.all(|layer| !plan.offloaded_weights()[layer]));
     }
 }
 
@@ -350,11 +343,7 @@ fn weights_stay_resident_where_host_memory_is_short() {
             let limit = whole.device_bytes() * percent / 100;
             let plan = Request { limit, host_limit, ..free.clone() }.plan(&costs);
             let plan = plan.unwrap_or_else(|no| panic!("{direction:?} {percent}: {no:?}"));
-            assert!(
-                plan.fits(limit, host_limit) && !plan.spec.policy.offloaded_weights().contains(&true),
-                "{}",
-                plan.report()
-            );
+            assert!(plan.fits(limit, host_limit) && !plan.offloaded_weights().contains(&true), "{}", plan.report());
             tiled += usize::from(!plan.report().exact);
         }
         assert!(tiled > 0, "{direction:?}");
@@ -402,7 +391,7 @@ fn tiles_come_only_where_nothing_exact_fits() {
 fn a_still_image_caches_nothing() {
     let one = request(Direction::Decode, clip(Direction::Decode, 1, 1)).plan(&SEPARATE).unwrap();
     let two = request(Direction::Decode, clip(Direction::Decode, 1, 2)).plan(&SEPARATE).unwrap();
-    assert!(one.workspace * 2 < two.workspace, "{} {}", one.report(), two.report());
+    assert!(one.workspace_bytes() * 2 < two.workspace_bytes(), "{} {}", one.report(), two.report());
 }
 
 #[test]
@@ -436,7 +425,7 @@ fn staging_buffers_follow_the_band_buffers() {
             let (buffers, pinned) = (plan.buffers(), plan.pinned());
             let ([load, store], bands) = (buffers.staging, buffers.bands);
             assert_eq!((load, store), (bands.offset + bands.bytes, load + pinned.load / 2));
-            assert_eq!(plan.workspace, store + pinned.store / 2);
+            assert_eq!(plan.workspace_bytes(), store + pinned.store / 2);
         }
         assert!(tiled.pinned().load < whole.pinned().load && tiled.pinned().store == whole.pinned().store);
     }
@@ -447,12 +436,12 @@ fn clips_of_a_batch_do_not_mix() {
     for direction in Direction::ALL {
         let one = request(direction, clip(direction, 1, 9)).plan(&FUSED).unwrap();
         let three = request(direction, clip(direction, 3, 9)).plan(&FUSED).unwrap();
-        assert_eq!(one.workspace, three.workspace, "clips go one after the other");
+        assert_eq!(one.workspace_bytes(), three.workspace_bytes(), "clips go one after the other");
         let all = run_fused(&three);
         let first: Vec<_> = all.iter().filter(|(batch, ..)| *batch == 0).copied().collect();
         assert_eq!(run_fused(&one), first);
         assert!(all.iter().map(|(.., made)| made).collect::<HashSet<_>>().len() == all.len());
-        let stream = Request { frames: None, ..request(direction, clip(direction, 3, 9)) };
+        let stream = Request { input: clip(direction, 3, 0), ..request(direction, clip(direction, 3, 9)) };
         assert_eq!(run_pushed(&stream.plan(&FUSED).unwrap(), &FUSED, 9, 2), all);
     }
 }
@@ -471,7 +460,7 @@ fn tiles_are_the_same_in_any_order_and_from_a_stream() {
         );
         let by_slice = by_slice.packed(&costs.target());
         assert_eq!(run(&by_slice, &costs), expected);
-        let stream = Request { frames: None, ..base };
+        let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
         assert_eq!(run_pushed(&stream.plan(&costs).unwrap(), &costs, 14, 5), expected);
     }
 }
@@ -544,7 +533,7 @@ fn tiles_made_by_the_limit_are_even_and_fit() {
         assert!(!report.exact && report.device_bytes <= limit, "{report}");
         let grid = plan.spec.grid.as_ref().unwrap();
         for axis in [&grid.rows, &grid.columns] {
-            assert!(axis.iter().all(|span| span.len() == axis[0].len()), "{:?}", axis);
+            assert!(axis.spans.iter().all(|span| span.len() == axis.spans[0].len()), "{:?}", axis.spans);
         }
         assert_eq!(run_fused(&plan).len(), 33);
     }
@@ -569,8 +558,8 @@ fn rehearsed<T>(
     of: impl Fn(&Op<Slots>) -> Option<T>,
 ) -> Vec<T> {
     let (target, mut found) = (device.target(), Vec::new());
-    let spec = ScheduleSpec { policy: Arc::new(policy), end: Some(9), ..request.plan(device).unwrap().spec };
-    let schedule = Schedule::new(WorkItems::All, spec, Arenas::default(), &target);
+    let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(device).unwrap().spec };
+    let schedule = Schedule::new(Purpose::Run, spec, Some(9), Arenas::default(), &target);
     schedule.rehearse(None, None, &target, |_, op| found.extend(of(op)));
     found
 }
@@ -666,7 +655,7 @@ fn a_last_layer_in_bands_keeps_its_frames_while_the_next_clip_runs() {
     let sizes = Sizes { latent: 16, ..SIZES() };
     let base = request_of(&sizes, Direction::Encode, clip(Direction::Encode, 2, 23));
     let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
-    let stream = Request { frames: None, ..base };
+    let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
     let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);
     offload_caches(&mut policy, &stream.network, &FAST_COPIES);
     for slice in [1, 2, 3] {

@@ -458,6 +458,35 @@ fn log_reports_opening_plans_and_failures() {
     assert_eq!((count(VVAE_LOG_WARNING), count(VVAE_LOG_ERROR)), (1, 0));
 }
 
+/// Waits at the first warning. The refusal that it causes is one too.
+unsafe extern "C" fn wait_at_warning(user: *mut c_void, level: i32, _: *const c_char) {
+    // SAFETY: the test passes its gate.
+    let is_first = !unsafe { &*user.cast::<Gate>() }.entered.load(Ordering::SeqCst);
+    if level == VVAE_LOG_WARNING && is_first {
+        // SAFETY: as above.
+        unsafe { wait(user, 0, 0, std::ptr::null()) };
+    }
+}
+
+/// Once a handle is freed, its host may end what the log writes to.
+#[test]
+fn a_handle_is_not_freed_while_its_log_is_being_written() {
+    let (weights, gate) = (weights(), Gate { entered: AtomicBool::new(false), leave: AtomicBool::new(false) });
+    let log_user = (&raw const gate).cast_mut().cast();
+    let v = Vae::create(&vvae_create_info { log: Some(wait_at_warning), log_user, ..create_info(&weights) }).unwrap();
+    std::thread::scope(|scope| {
+        let failing = scope.spawn(|| v.configure("seed", ""));
+        let opener = Opener(&gate);
+        while !gate.entered.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        failure!(v.0, vvae_free(v.0)).says(VVAE_ERROR_STATE, &["busy"]);
+        drop(opener);
+        failing.join().unwrap().unwrap_err().says(VVAE_ERROR_ARGUMENT, &[]);
+    });
+    assert_eq!(v.free(), VVAE_OK);
+}
+
 #[test]
 fn error_texts_fit_any_buffer() {
     let v = Vae::open(&small()).unwrap();

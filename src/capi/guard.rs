@@ -61,6 +61,7 @@ pub(super) fn close_stream(s: *const vvae_stream) -> Status {
         if handle.check_intact().is_ok() {
             let remove = |_: &Arc<Handle>, open: &mut Open| {
                 drop(open.streams.remove(&s.addr()));
+                open.model.stream_closed();
                 Ok(VVAE_OK)
             };
             locked(handle, || table::stream_not_open(s), remove)?;

@@ -87,6 +87,7 @@ pub unsafe extern "C" fn vvae_free(v: *mut vvae) -> i32 {
     }
     guard::any_time(v, |handle| {
         let mut slot = handle.lock()?;
+        handle.close_log()?;
         table::remove(handle);
         let open = slot.take();
         drop(slot);

@@ -38,7 +38,8 @@ pub(super) struct Handle {
     pub facts: ModelFacts,
     /// The setting.
     pub latent_format: Mutex<Option<&'static str>>,
-    pub log: Log,
+    log: Log,
+    log_use: Mutex<LogUse>,
     /// The text of the last failure.
     pub error: Mutex<String>,
     /// Memory of session and streams.
@@ -49,6 +50,15 @@ pub(super) struct Handle {
     /// Of the last plan, or of the last run if that came later; then with its seconds.
     pub last_job: Mutex<Option<FinishedRun>>,
     pub devices: Vec<TensorDevice>,
+}
+
+/// Who writes failures to the log. That comes after the call has given up the handle, so another may free it.
+#[derive(Default)]
+struct LogUse {
+    /// Threads that are in the host's callback.
+    writers: usize,
+    /// The handle is freed: the log may be gone.
+    is_closed: bool,
 }
 
 /// A run that did not fail.
@@ -72,6 +82,7 @@ impl Handle {
             devices: model.devices.clone(),
             ledger: model.ledger(),
             log,
+            log_use: Mutex::default(),
             streams: AtomicU32::new(0),
             open: Mutex::new(Some(Open { model, streams: BTreeMap::new() })),
             broken: AtomicBool::new(false),
@@ -86,9 +97,6 @@ impl Handle {
     /// Starts a call: the handle to oneself, or an error at once. Waiting would deadlock in a callback of the running
     /// call. Cancels from before are not for this call; all later ones are.
     pub fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
-        let busy = || {
-            Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
-        };
         if self.is_logging() {
             return Err(busy());
         }
@@ -99,20 +107,37 @@ impl Handle {
         self.open.try_lock().ok_or_else(busy)
     }
 
-    /// Logs that a call failed. In the callback the handle is in use, as in one of a running call; a call that is
-    /// refused for that is not logged again.
+    /// Logs that a call failed, unless the handle was freed since. In the callback the handle is in use, as in one of
+    /// a running call; a call that is refused for that is not logged again.
     pub fn log_failure(&self, error: &Error) {
-        struct Before(*const Handle);
-        impl Drop for Before {
+        struct Writing<'a>(&'a Handle, *const Handle);
+        impl Drop for Writing<'_> {
             fn drop(&mut self) {
-                LOGGING.set(self.0);
+                LOGGING.set(self.1);
+                self.0.log_use.lock().writers -= 1;
             }
         }
         if self.is_logging() {
             return;
         }
-        let _before = Before(LOGGING.replace(self));
+        let mut log_use = self.log_use.lock();
+        if log_use.is_closed {
+            return;
+        }
+        log_use.writers += 1;
+        drop(log_use);
+        let _writing = Writing(self, LOGGING.replace(self));
         self.log.failure(error);
+    }
+
+    /// No failure is logged from now on. Fails while one is.
+    pub fn close_log(&self) -> Result<()> {
+        let mut log_use = self.log_use.lock();
+        if log_use.writers > 0 {
+            return Err(busy());
+        }
+        log_use.is_closed = true;
+        Ok(())
     }
 
     fn is_logging(&self) -> bool {
@@ -154,6 +179,10 @@ impl Handle {
         self.broken.store(true, Ordering::Release);
         self.cancel.close();
     }
+}
+
+fn busy() -> Error {
+    Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
 }
 
 /// What a number stands for.

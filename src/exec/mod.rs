@@ -172,6 +172,8 @@ pub trait Session: Send {
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
     /// `job`: of a stream.
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>>;
+    /// After a stream of it is closed.
+    fn stream_closed(&mut self) {}
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);

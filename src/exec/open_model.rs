@@ -81,6 +81,11 @@ impl OpenModel {
         self.running()?.open_stream(job, control)
     }
 
+    /// After a stream of it is closed.
+    pub fn stream_closed(&mut self) {
+        self.session.stream_closed();
+    }
+
     pub fn trim(&mut self, what: Trim) {
         self.session.trim(what);
     }

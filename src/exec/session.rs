@@ -2,8 +2,8 @@
 
 mod ready;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -45,6 +45,8 @@ pub struct Engine<B: Backend> {
     auto: AutoPrecision,
     /// By direction.
     weights: [Option<Arc<SharedWeights<B>>>; 2],
+    /// All that it loaded and that are still used: streams keep some that it gave up.
+    loaded: Vec<Weak<SharedWeights<B>>>,
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
     sharing: Sharing,
@@ -70,6 +72,7 @@ impl<B: Backend> Engine<B> {
             allocators: allocators.clone(),
             make,
             weights: [None, None],
+            loaded: Vec::new(),
             workspace: None,
             sharing: Sharing::with_nobody(&ledger),
             ledger,
@@ -134,7 +137,7 @@ impl<B: Backend> Engine<B> {
     fn load_weights(&mut self, direction: Direction, offloaded: &[bool], control: &Control) -> Result<()> {
         let loaded = &mut self.weights[direction as usize];
         match loaded {
-            Some(share) if share.offloaded == offloaded => return Ok(()),
+            Some(share) if share.key.offloaded == offloaded => return Ok(()),
             _ => *loaded = None,
         }
         self.tell_idle();
@@ -146,6 +149,11 @@ impl<B: Backend> Engine<B> {
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
         };
+        self.loaded.retain(|share| share.strong_count() > 0);
+        if let Some(share) = self.loaded.iter().filter_map(Weak::upgrade).find(|share| share.key == key) {
+            self.weights[direction as usize] = Some(share);
+            return Ok(());
+        }
         let loading = Loading {
             on: &self.on,
             bytes: WeightBytes::new(self.on.network(direction), offloaded, &self.target(control.cancel)?),
@@ -158,6 +166,7 @@ impl<B: Backend> Engine<B> {
         if share.loaded.pageable {
             warn_not_pinned(control, share.held.host);
         }
+        self.loaded.push(Arc::downgrade(&share));
         self.weights[direction as usize] = Some(share);
         self.tell_idle();
         Ok(())
@@ -288,9 +297,11 @@ impl<B: Backend> Session for Engine<B> {
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let job = Job::new(self.on.network(job.direction), job)?;
         let plan = self.find_plan(&job, self.limits(), control.cancel)?;
-        let stream = Streaming::new(self.make_ready(&job, plan, control)?, job.input);
+        Ok(Box::new(Streaming::new(self.make_ready(&job, plan, control)?, job.input)))
+    }
+
+    fn stream_closed(&mut self) {
         self.tell_idle();
-        Ok(Box::new(stream))
     }
 
     fn ledger(&self) -> Arc<Ledger> {

@@ -75,8 +75,7 @@ fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<
 /// uses them.
 pub struct SharedWeights<B: Backend> {
     pub loaded: Arc<Weights<B>>,
-    /// Per layer, whether its weights are offloaded.
-    pub offloaded: Vec<bool>,
+    pub key: WeightsKey,
     /// The registry's entry, which keeps the weights as long as any session shares them.
     _entry: Arc<RegistryEntry>,
     /// On the device, and offloaded.
@@ -150,7 +149,7 @@ impl<B: Backend> Loading<'_, B> {
             }
         };
         drop(weights);
-        Ok(Arc::new(SharedWeights { loaded, offloaded: self.key.offloaded, _entry: entry, held }))
+        Ok(Arc::new(SharedWeights { loaded, key: self.key, _entry: entry, held }))
     }
 
     fn load(&self) -> Result<Weights<B>> {

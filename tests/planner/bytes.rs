@@ -1,7 +1,7 @@
 //! A plan's bytes are known before the job runs, and the job takes no more.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 
 use crate::common::{Buffer, Random, Vae, create_info, golden, on_every_device, run_info, small};
@@ -274,4 +274,57 @@ fn handles_of_one_file_share_weights() {
     let three = open_counted(&small(), &other);
     run(&three, node, input, output).unwrap();
     assert_eq!(other.now.load(SeqCst), plan.device_bytes);
+}
+
+#[test]
+fn what_a_closed_stream_leaves_is_kept_for_the_next_call() {
+    let counter = Counter::new();
+    let vae = open_counted(&small(), &counter);
+    let (node, input, _) = shapes("decode", 1, 2, 3, 4);
+    let stream = vae.stream(node, input).unwrap();
+    assert_eq!(vae.memory().reserved, 0, "the stream uses it");
+    drop(stream);
+    let memory = vae.memory();
+    assert!(memory.now > 0 && memory.now == counter.now.load(SeqCst));
+    assert_eq!(memory.reserved, memory.now);
+}
+
+#[test]
+fn weights_that_a_stream_keeps_count_once() {
+    let counter = Counter::new();
+    let vae = open_counted(&small(), &counter);
+    let (node, input, output) = shapes("decode", 1, 2, 3, 4);
+    let stream = vae.stream(node, input).unwrap();
+    vae.trim(VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS).unwrap();
+    run(&vae, node, input, output).unwrap();
+    assert_eq!(vae.memory().now, counter.now.load(SeqCst));
+    drop(stream);
+    vae.trim(VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS).unwrap();
+    assert_eq!((vae.memory().now, counter.now.load(SeqCst)), (0, 0));
+}
+
+/// The handle that a run is of, and the most that was reserved meanwhile.
+struct Watched<'a>(&'a Vae, u64);
+
+unsafe extern "C" fn watch_reserved(user: *mut c_void, _: u64, _: u64, stage: *const c_char) -> i32 {
+    // SAFETY: the test passes what it watches, and a stage is a C string.
+    let (watched, stage) = unsafe { (&mut *user.cast::<Watched>(), CStr::from_ptr(stage)) };
+    if stage == c"decode" {
+        watched.1 = watched.1.max(watched.0.memory().reserved);
+    }
+    0
+}
+
+#[test]
+fn what_a_run_uses_is_not_reserved() {
+    let vae = Vae::open(&small()).unwrap();
+    let (node, input, output) = shapes("decode", 1, 2, 3, 4);
+    let (input, output) = (noise(input), Buffer::new(VVAE_DTYPE_F32, output));
+    for _ in 0..2 {
+        let mut watched = Watched(&vae, 0);
+        let progress_user = (&raw mut watched).cast();
+        let info = vvae_run_info { progress: Some(watch_reserved), progress_user, ..run_info() };
+        vae.run(node, &input.tensor(), &output.tensor(), &info).unwrap();
+        assert_eq!(watched.1, 0);
+    }
 }

@@ -92,6 +92,8 @@ impl<B: Backend> Engine<B> {
                 Ok(workspace) => {
                     self.warn_if_tiled(&report, control);
                     let weights = self.weights[direction as usize].clone();
+                    // They are used from now on.
+                    self.tell_idle();
                     return Ok(ReadyJob {
                         on: Arc::clone(&self.on),
                         place: self.place,

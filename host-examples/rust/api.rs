@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 
 // Only types and constants: what the header says, in Rust. Every function comes from the opened library.
 pub use video_vae::capi::{
-    VVAE_ABI_MAJOR, VVAE_ABI_MINOR, VVAE_ABI_VERSION, VVAE_AGAIN, VVAE_DEVICE_CPU, VVAE_DEVICE_CUDA, VVAE_DTYPE_BF16,
-    VVAE_DTYPE_F16, VVAE_DTYPE_F32, VVAE_DTYPE_U8, VVAE_DTYPE_U16, VVAE_END, VVAE_LOG_WARNING, VVAE_OK,
-    VVAE_PARAM_BOOL, VVAE_PARAM_BYTES, VVAE_PARAM_CHOICE, VVAE_PARAM_FLOAT, VVAE_PARAM_HAS_AUTO, VVAE_PARAM_HAS_RANGE,
-    VVAE_PARAM_INT, VVAE_PARAM_TEXT, VVAE_PORT_INPUT, vvae, vvae_create_info, vvae_device_desc,
-    vvae_handle_device_info, vvae_memory_info, vvae_model_desc, vvae_node_desc, vvae_param_desc, vvae_plan_info,
-    vvae_port_desc, vvae_run_info, vvae_run_report, vvae_stream, vvae_tensor,
+    VVAE_ABI_MAJOR, VVAE_ABI_MINOR, VVAE_ABI_VERSION, VVAE_AGAIN, VVAE_DEVICE_CPU, VVAE_DEVICE_CUDA,
+    VVAE_DEVICE_VULKAN, VVAE_DTYPE_BF16, VVAE_DTYPE_F16, VVAE_DTYPE_F32, VVAE_DTYPE_U8, VVAE_DTYPE_U16, VVAE_END,
+    VVAE_LOG_WARNING, VVAE_OK, VVAE_PARAM_BOOL, VVAE_PARAM_BYTES, VVAE_PARAM_CHOICE, VVAE_PARAM_FLOAT,
+    VVAE_PARAM_HAS_AUTO, VVAE_PARAM_HAS_RANGE, VVAE_PARAM_INT, VVAE_PARAM_TEXT, VVAE_PORT_INPUT, vvae,
+    vvae_create_info, vvae_device_desc, vvae_handle_device_info, vvae_memory_info, vvae_model_desc, vvae_node_desc,
+    vvae_param_desc, vvae_plan_info, vvae_port_desc, vvae_run_info, vvae_run_report, vvae_stream, vvae_tensor,
 };
 
 use crate::Result;

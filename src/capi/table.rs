@@ -101,9 +101,11 @@ impl Handle {
             return Err(busy());
         }
         let _starting = self.starting.lock();
-        if !self.open.is_locked() {
-            self.cancel.requested().store(false, Ordering::Relaxed);
+        // A call that ends now leaves its cancel to nobody.
+        if self.open.is_locked() {
+            return Err(busy());
         }
+        self.cancel.requested().store(false, Ordering::Relaxed);
         self.open.try_lock().ok_or_else(busy)
     }
 

@@ -40,12 +40,14 @@ __device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int
             if (pair.frame[i].residual >= 0) epilogue.add_residual(acc[i], mainloop.weights);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (pair.has(i)) epilogue.store(acc[i], pair.frame[i], p.records ? moments[i][group] : nullptr);
+            if (pair.has(i))
+                epilogue.store(acc[i], pair.frame[i], p.records ? moments[i][group] : nullptr, Shared::COLUMNS ? i : 0);
         if constexpr (Shared::STATISTICS) {
             if (p.records) {
                 named_barrier(1 + CONSUMERS, 128 * CONSUMERS);
                 // One warp of each warpgroup writes the record of a frame.
-                if (warp == 0 && pair.has(group)) epilogue.store_pair_record(pair.frame[group], moments[group]);
+                if (warp == 0 && pair.has(group))
+                    epilogue.store_pair_record(pair.frame[group], moments[group], Shared::COLUMNS ? group : 0);
             }
         }
         parity ^= 1;
@@ -72,12 +74,12 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     fence_async_proxy();
 }
 
-template <class Widths, bool UP>
+template <class Widths, PairForm FORM>
 __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
     extern __shared__ u8 memory[];
-    using Shared = PairShared<Widths, UP>;
+    using Shared = PairShared<Widths, FORM>;
     static_assert(sizeof(Shared) + 1023 < SHARED_BYTES, "dynamic shared memory of a launch, with alignment");
-    static_assert((UP ? 9 * 17 : 10 * 18) * PAIR_ROW_BYTES <= Shared::PATCH_BYTES, "a patch");
+    static_assert((FORM == UP_FRAMES ? 9 * 17 : FORM == COLUMN_PAIRS ? 10 * 16 : 10 * 18) * PAIR_ROW_BYTES <= Shared::PATCH_BYTES, "a patch");
     static_assert(Boxes<Widths>::BYTES <= Shared::TILE_BYTES, "a residual box");
     Shared& shared = *reinterpret_cast<Shared*>(memory + (-smem_address(memory) & 1023));
     const int warp = threadIdx.x / 32;
@@ -98,15 +100,20 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
 
 extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
     conv_wgmma_pair(const __grid_constant__ ConvParams p) {
-    convolve_pairs<Wide, false>(p);
+    convolve_pairs<Wide, SAME_FRAMES>(p);
 }
 
 extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
     conv_wgmma_pair_up(const __grid_constant__ ConvParams p) {
-    convolve_pairs<Wide, true>(p);
+    convolve_pairs<Wide, UP_FRAMES>(p);
+}
+
+extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
+    conv_wgmma_columns(const __grid_constant__ ConvParams p) {
+    convolve_pairs<Wide, COLUMN_PAIRS>(p);
 }
 
 extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
     conv_wgmma_pair_96(const __grid_constant__ ConvParams p) {
-    convolve_pairs<Narrow, false>(p);
+    convolve_pairs<Narrow, SAME_FRAMES>(p);
 }

@@ -55,6 +55,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
             let expected = match kernel.as_str() {
                 "conv_wgmma" | "conv_wgmma_96" | "conv_wgmma_down" => layout::<ConvParams>(),
                 "conv_wgmma_pair" | "conv_wgmma_pair_96" | "conv_wgmma_pair_up" => layout::<ConvParams>(),
+                "conv_wgmma_columns" => layout::<ConvParams>(),
                 "conv_mma" | "conv_mma_96" | "conv_mma_partial" | "conv_mma_up" => layout::<ConvParams>(),
                 "conv_mma_pair" | "conv_mma_pair_96" | "conv_mma_pair_up" => layout::<ConvParams>(),
                 "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),

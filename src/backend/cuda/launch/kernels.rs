@@ -21,6 +21,8 @@ pub struct WgmmaKernels {
     pub pair_96: Kernel,
     /// The same for the window `Up`.
     pub pair_up: Kernel,
+    /// Pairs of columns by Winograd along rows.
+    pub columns: Kernel,
 }
 
 impl WgmmaKernels {
@@ -33,6 +35,7 @@ impl WgmmaKernels {
             pair: kernel(pair, c"conv_wgmma_pair"),
             pair_96: kernel(pair, c"conv_wgmma_pair_96"),
             pair_up: kernel(pair, c"conv_wgmma_pair_up"),
+            columns: kernel(pair, c"conv_wgmma_columns"),
         }
     }
 }

@@ -141,22 +141,74 @@ fn convolutions_and_norms_match_the_cpu() {
     }
 }
 
-fn attended<B: RawMemory>(backend: &B, shape: FrameShape) -> Vec<f32> {
-    let (sizes, mut places, input) = (backend.sizes(), BlockPlaces::default(), shape.with_channels(3 * shape.channels));
+/// Attention over two frames of queries, keys and values side by side.
+fn attended<B: RawMemory>(backend: &B, shape: FrameShape, values: &[f32]) -> Vec<f32> {
+    let (sizes, mut places, input) = (backend.sizes(), BlockPlaces::default(), with_keys(shape));
     let [from, to] = [input, shape].map(|shape| places.frames(sizes.frame_bytes(shape, 1), 2));
     let room =
         Room { scratch: sizes.attention_scratch(shape, 2), staging: sizes.staging_bytes(input), ..Room::default() };
     let mut job = KernelJob::new(backend, places, room);
-    job.load_random(&mut Lcg(5), input, &from);
+    let tensor = view(values, dims(input, &from));
+    (0..).zip(&from).for_each(|(t, into)| job.load(&plain_load(&tensor, t, input, *into)));
+    job.finish();
     job.run(Op::Attention(AttentionOp { shape, frames: from.into_iter().zip(to.iter().copied()).collect() }), &[]);
     job.store(shape, &to)
+}
+
+fn with_keys(shape: FrameShape) -> FrameShape {
+    shape.with_channels(3 * shape.channels)
 }
 
 #[test]
 fn attention_matches_the_cpu() {
     for shape in [(7, 11, 32), (5, 9, 520), (7, 11, 64), (9, 15, 576)].map(|(h, w, c)| FrameShape::new(h, w, c)) {
-        let right = attended(&cpu(), shape);
-        assert_close(2e-3, &format!("attention {shape:?}"), &right, |gpu| attended(gpu, shape));
+        let values = Lcg(5).fill(2 * with_keys(shape).elements() as usize);
+        let right = attended(&cpu(), shape, &values);
+        assert_close(2e-3, &format!("attention {shape:?}"), &right, |gpu| attended(gpu, shape, &values));
+    }
+}
+
+/// Frames whose keys grow from the first pixel to the last: slowly in one frame, fast in the other. `factor`: of the queries
+/// of a pixel. Queries and keys are eighths that every precision has, so scores are exact.
+fn growing_keys(shape: FrameShape, factor: impl Fn(u64) -> f32) -> Vec<f32> {
+    let (pixels, channels, mut random) = (shape.pixels(), shape.channels, Lcg(6));
+    let mut values = Vec::new();
+    for channel in 0..3 * channels {
+        for eighths in [12, 64] {
+            for pixel in 0..pixels {
+                let noise = random.next();
+                values.push(match channel / channels {
+                    0 => (1.5 + 1.5 * noise).round() / 8.0 * factor(pixel),
+                    1 => ((eighths * pixel / pixels) as f32 + (4.0 * noise).round()) / 8.0,
+                    _ => noise,
+                });
+            }
+        }
+    }
+    values
+}
+
+/// The greatest score of a query is in the last keys for two of three queries, and in the first for the third.
+#[test]
+fn attention_whose_scores_grow_matches_the_cpu() {
+    for shape in [(7, 29, 64), (16, 12, 192), (13, 11, 512), (9, 15, 576)].map(|(h, w, c)| FrameShape::new(h, w, c)) {
+        let values = growing_keys(shape, |pixel| [1.0, -1.0, 0.5][pixel as usize % 3]);
+        let right = attended(&cpu(), shape, &values);
+        assert_close(2e-3, &format!("growing scores {shape:?}"), &right, |gpu| attended(gpu, shape, &values));
+    }
+}
+
+/// Corrections of a query's sums leave the others of its workgroup as they are.
+#[test]
+fn queries_do_not_change_each_other() {
+    let shape = FrameShape::new(9, 17, 64);
+    let values = |odd: f32| growing_keys(shape, |pixel| if pixel % 2 == 0 { -1.0 } else { odd });
+    for gpu in &gpus() {
+        let [alike, other] = [-1.0, 1.0].map(|odd| attended(gpu, shape, &values(odd)));
+        let pixels = shape.pixels() as usize;
+        let same = |(i, (a, b)): (usize, (&f32, &f32))| i % pixels % 2 == 1 || a.to_bits() == b.to_bits();
+        assert!(alike.iter().zip(&other).enumerate().all(same), "{}", gpu.precision().name());
+        assert!(alike != other);
     }
 }
 

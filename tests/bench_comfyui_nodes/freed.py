@@ -84,9 +84,20 @@ def decode(bench: Bench, who: str, vae: Core | Ours, latent: torch.Tensor, model
     before = management.get_free_memory(bench.device)
     others = f"diffusion models {models.loaded()} -> " if models else ""
     first = used(bench.device)
+    failed = ""
     with watched() as said, Peak(bench.device) as peak:
-        seconds, _ = clock(lambda: vae.decode(latent.clone()))
+        try:
+            seconds, _ = clock(lambda: vae.decode(latent.clone()))
+        except torch.cuda.OutOfMemoryError as error:
+            # A result of ComfyUI's own VAE. Ours plans within what is free, so there it is a failure.
+            if isinstance(vae, Ours):
+                raise
+            failed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     after = management.get_free_memory(bench.device)
+    figures = {"step": "memory", "who": who, "before": before, "after": after, "models": bool(models)}
+    if failed:
+        bench.say(f"- {who}: {failed}{', also with tiles' if said.tiled else ''}", failed=failed, **figures)
+        return
     tiled = said.tiled
     details = ""
     if isinstance(vae, Ours):
@@ -99,8 +110,7 @@ def decode(bench: Bench, who: str, vae: Core | Ours, latent: torch.Tensor, model
     bench.say(
         f"- {who}: {seconds:.3f} s, {'TILED' if tiled else 'whole frames'}; {others}free {before / GIB:.2f} -> "
         f"{after / GIB:.2f} GiB, at most {max(0, peak.bytes - first) / GIB:.2f} more in use{details}",
-        step="memory", who=who, seconds=seconds, tiled=tiled, before=before, after=after,
-        models=bool(models),
+        seconds=seconds, tiled=tiled, **figures,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ struct EpilogueWgmma {
 
     /// Columns of a view of the frame.
     __device__ __forceinline__ int width_of(int view) const {
-        return Shared::COLUMNS ? p.width - (view ? p.missing_columns : 0) : p.width;
+        return Shared::BY_COLUMNS ? p.width - (view ? p.missing_columns : 0) : p.width;
     }
 
     /// Named barrier of this warpgroup. Barrier 0 is __syncthreads.

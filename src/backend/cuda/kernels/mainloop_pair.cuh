@@ -4,7 +4,7 @@
 //     m0 = U0 (d0 - d2)    m1 = U1 (d1 + d2)    m2 = U2 (d2 - d1)    m3 = U3 (d1 - d3)
 //     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
 //
-// d0 to d3 are the input frames, or columns, of both, U0 to U3 sums of the weights' slabs. m1 and m2 are summed apart, over all
+// d0 to d3 are the input frames, or columns, of both, U0 to U3 sums of the weights. m1 and m2 are summed apart, over all
 // channels and taps; then their sum and their difference; then m0 and -m3 come on top. So two accumulators suffice, and
 // each frame's sum has the same products in the same order if the other frame is missing.
 //
@@ -22,14 +22,14 @@ constexpr int PAIR_CHANNELS = 32;      // of a patch
 constexpr int PAIR_ROW_BYTES = 64;     // of a pixel in a patch
 constexpr int TRANSFORMING_WARPS = 2;  // of the producing warpgroup
 
-/// What is computed in pairs: frames with 3 x 3 taps; frames with 2 x 2 taps for each phase; columns of a frame, with 3 taps
-/// below each other.
+/// What is computed in pairs: frames with 3 x 3 taps; frames with 2 x 2 taps for each phase; columns of a frame, with 3
+/// taps below each other.
 enum PairForm { SAME_FRAMES, UP_FRAMES, COLUMN_PAIRS };
 
 template <class Widths_, PairForm FORM>
 struct PairShared {
     using Widths = Widths_;
-    static constexpr bool UP = FORM == UP_FRAMES, COLUMNS = FORM == COLUMN_PAIRS, WIDE = Widths::ROW == 128;
+    static constexpr bool UP = FORM == UP_FRAMES, BY_COLUMNS = FORM == COLUMN_PAIRS, WIDE = Widths::ROW == 128;
     static constexpr bool STATISTICS = WIDE;
     // One of the two slabs in a tile of weights, and that tile.
     static constexpr int SLAB_TILE_BYTES = Widths::COLUMNS * PAIR_ROW_BYTES, TILE_BYTES = 2 * SLAB_TILE_BYTES;
@@ -84,38 +84,37 @@ struct PairPatchProducer {
     PipelineState<Shared::PATCH_STAGES> patches = {};
     PipelineState<Shared::NEWER_STAGES> newer = {};
 
-    /// Where a term of a frame is, and how far to the right of the tile. The terms of a pair of columns are four columns
-    /// of one frame, from the odd one to the left of both to the even one to the right.
-    __device__ __forceinline__ InputFrame locate(const Tile& tile, const FrameParams& frame, int term, int view,
-                                                 int& dx) const {
-        if (!Shared::COLUMNS) return input_frame(p, frame, term, tile);
+    /// Where a term of a frame is, and how far to the right of the tile. With pairs of columns, d0 to d3 are columns of
+    /// one frame: the odd one to the left of both, both, and the even one to the right.
+    __device__ __forceinline__ InputFrame locate(const Tile& tile, const FrameParams& frame, int term, int& dx) const {
+        if (!Shared::BY_COLUMNS) return input_frame(p, frame, term, tile);
+        const int view = &frame - (p.frame + 2 * tile.frame), d = term + view;
         if (term == SHORTCUT_TERM) return {view ? SHORTCUT_ODD : SHORTCUT, frame.slot[SHORTCUT_TERM]};
-        dx = (term + view + 1) / 2 - 1;
-        return {(term + view) % 2 ? MAIN : MAIN_ODD, frame.slot[0]};
+        dx = (d + 1) / 2 - 1;
+        return {d % 2 ? MAIN : MAIN_ODD, frame.slot[0]};
     }
 
     /// A step of one term of each frame. Frames without a term load nothing.
     __device__ __forceinline__ void load(const Tile& tile, const Source& source, int step,
                                          const FrameParams* const (&frame)[2], const int (&term)[2],
-                                         u8 (&to)[2][Shared::PATCH_BYTES], u32 loaded, bool own) const {
+                                         u8 (&to)[2][Shared::PATCH_BYTES], u32 loaded) const {
         const Plane& plane = source.plane[Shared::UP ? tile.phase : 0];
         mbarrier_arrive_expect_tx(loaded, source.patch_bytes * ((frame[0] != nullptr) + (frame[1] != nullptr)));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (!frame[i]) continue;
             int dx = plane.dx;
-            const InputFrame input = locate(tile, *frame[i], term[i], own ? i : 0, dx);
+            const InputFrame input = locate(tile, *frame[i], term[i], dx);
             tma_load_4d(smem_address(to[i]), &p.input_map[input.part], step * PAIR_CHANNELS,
                         tile.x + dx - p.part[input.part].first_column, tile.y + plane.dy, input.slot, loaded);
         }
     }
 
     __device__ __forceinline__ void load_patches(const Tile& tile, const Source& source, int step,
-                                                 const FrameParams* const (&frame)[2], const int (&term)[2],
-                                                 bool own) {
+                                                 const FrameParams* const (&frame)[2], const int (&term)[2]) {
         const int stage = patches.stage;
         mbarrier_wait(smem_address(&shared.patch_empty[stage]), patches.parity ^ 1);
-        load(tile, source, step, frame, term, shared.patch[stage], smem_address(&shared.patch_loaded[stage]), own);
+        load(tile, source, step, frame, term, shared.patch[stage], smem_address(&shared.patch_loaded[stage]));
         patches.advance();
     }
 
@@ -123,7 +122,7 @@ struct PairPatchProducer {
                                                const FrameParams* const (&frame)[2]) {
         const int stage = newer.stage;
         mbarrier_wait(smem_address(&shared.newer_empty[stage]), newer.parity ^ 1);
-        load(tile, source, step, frame, {2, 2}, shared.newer[stage], smem_address(&shared.newer_loaded[stage]), true);
+        load(tile, source, step, frame, {2, 2}, shared.newer[stage], smem_address(&shared.newer_loaded[stage]));
         newer.advance();
     }
 };
@@ -138,14 +137,14 @@ __device__ __forceinline__ void produce_pair_patches(const ConvParams& p, Shared
         const FrameParams* const each[2] = {pair.has(0) ? pair.frame : nullptr, pair.has(1) ? pair.frame + 1 : nullptr};
         // Terms of the first frame are d0, d1 and d2, those of the second d1, d2 and d3.
         const int d1 = pair.has(0), steps = Shared::steps(p.source[0]);
-        for (int step = 0; step < steps; ++step) producer.load_patches(tile, p.source[0], step, both, {d1, d1 + 1}, false);
+        for (int step = 0; step < steps; ++step) producer.load_patches(tile, p.source[0], step, both, {d1, d1 + 1});
         for (int step = 0; step < steps; ++step) {
             producer.load_newer(tile, p.source[0], step, each);
-            producer.load_patches(tile, p.source[0], step, each, {0, 0}, true);
+            producer.load_patches(tile, p.source[0], step, each, {0, 0});
         }
         if (any->slot[SHORTCUT_TERM] < 0) return;
         for (int step = 0; step < Shared::steps(p.source[1]); ++step)
-            producer.load_patches(tile, p.source[1], step, each, {SHORTCUT_TERM, SHORTCUT_TERM}, true);
+            producer.load_patches(tile, p.source[1], step, each, {SHORTCUT_TERM, SHORTCUT_TERM});
     });
 }
 
@@ -275,7 +274,7 @@ __device__ __forceinline__ void produce_pair_weights(const ConvParams& p, Shared
             const int slot = pair.frame[box / Boxes<Widths>::COUNT].residual;
             if (slot < 0) continue;
             producer.fill(Boxes<Widths>::BYTES, [&](u32 to, u32 full) {
-                tma_load_4d(to, &p.residual_map[Shared::COLUMNS ? box / Boxes<Widths>::COUNT : 0],
+                tma_load_4d(to, &p.residual_map[Shared::BY_COLUMNS ? box / Boxes<Widths>::COUNT : 0],
                             tile.channel_tile * Widths::COLUMNS + box % Boxes<Widths>::COUNT * Widths::CHANNELS, tile.x,
                             tile.y, slot, full);
             });

@@ -33,7 +33,7 @@ struct ConvShared {
     static constexpr bool WIDE = Widths::ROW == 128;
     static constexpr bool STATISTICS = WIDE;
     static constexpr int FRAMES = 1;
-    static constexpr bool COLUMNS = false;
+    static constexpr bool BY_COLUMNS = false;
     static constexpr int PATCH_STAGES = DOWN ? 3 : WIDE ? 2 : 4;
     static constexpr int WEIGHT_STAGES = DOWN ? 4 : WIDE ? 6 : 10;
     // 9 x 33 or 10 x 34 pixels, rounded up to 8 rows of the swizzle.

@@ -130,7 +130,7 @@ fn line(network: &Arc<Network>, clip: [u64; 3], limit: f64, target: &Target) -> 
 
 fn corpus() -> String {
     let config = published();
-    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let sizes = CudaSizes::new(Precision::Fp16, KernelArch::HOPPER);
     let mut table = String::new();
     let network = |model: &Model, direction, profile: DeviceProfile| {
         Arc::new(Network::new(model, direction).unwrap().for_device(profile.paired_layers()))

@@ -35,7 +35,7 @@ impl Job {
 
     /// Plans for growing limits. Returns limit and seconds of those that are slower than a smaller limit's.
     fn slower(self, limits: impl Iterator<Item = u64>) -> Vec<(u64, f64, f64)> {
-        let (config, sizes) = (published(), CudaSizes { precision: Precision::Fp16 });
+        let (config, sizes) = (published(), CudaSizes::new(Precision::Fp16, KernelArch::HOPPER));
         let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
         let target = Target::new(profile, &sizes, config.groups);
         let network =
@@ -70,7 +70,7 @@ fn more_memory_does_not_make_a_stream_slower() {
 /// Stills of a network that sees no time have offloaded outputs, as those of SeedVR2 have.
 #[test]
 fn a_large_image_is_decoded_without_tiles_within_8_gib() {
-    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let sizes = CudaSizes::new(Precision::Fp16, KernelArch::HOPPER);
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     for published in kl2d::FAMILY.published {
         let (name, model) = (published.name, (published.model)());

@@ -38,7 +38,7 @@ fn work(plan: &Plan, target: &Target) -> f64 {
 #[test]
 fn a_cut_costs_few_frames_also_within_limits() {
     let config = published();
-    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let sizes = CudaSizes::new(Precision::Fp16, KernelArch::HOPPER);
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     let target = Target::new(profile, &sizes, config.groups);
     for (direction, first, counts, video_frames, most) in
@@ -71,7 +71,7 @@ fn a_cut_costs_few_frames_also_within_limits() {
 #[test]
 fn ranges_whole_periods_apart_have_the_same_plan() {
     let config = published();
-    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let sizes = CudaSizes::new(Precision::Fp16, KernelArch::HOPPER);
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     let target = Target::new(profile, &sizes, config.groups);
     for (direction, first, count) in [(Direction::Decode, 1002, 60), (Direction::Encode, 250, 15)] {

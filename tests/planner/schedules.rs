@@ -142,7 +142,7 @@ fn listing(plan: &Plan, target: &Target) -> String {
 
 fn table() -> String {
     let config = published();
-    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let sizes = CudaSizes::new(Precision::Fp16, KernelArch::HOPPER);
     let profile = device_profile(H200, Precision::Fp16, KernelArch { major: 9, minor: 0 });
     let target = Target::new(profile, &sizes, config.groups);
     let folder = std::env::var_os("VVAE_LIST_SCHEDULES");

@@ -134,7 +134,7 @@ mod pictures {
         let config = published();
         let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
         let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
-        let sizes = CudaSizes { precision: Precision::Fp16 };
+        let sizes = CudaSizes::new(Precision::Fp16, KernelArch::HOPPER);
         let target = Target::new(profile, &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));

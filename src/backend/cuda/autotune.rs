@@ -357,12 +357,13 @@ fn rounded(number: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::backend::Precision;
+    use crate::backend::cuda::driver::KernelArch;
 
     /// What the help of `autotune` says.
     #[test]
     fn probes_take_500_mb_at_most() {
         for (precision, has_pairs) in [(Precision::Fp16, true), (Precision::Bf16, true), (Precision::Fp32, false)] {
-            let sizes = CudaSizes { precision };
+            let sizes = CudaSizes::new(precision, KernelArch::HOPPER);
             let frames = ProbeFrames::new(&sizes, 1000, ROWS[0]);
             let weights: u64 = layouts(has_pairs).iter().map(|layout| sizes.weight_bytes(layout)).sum();
             let total = frames.bytes(&sizes) + weights;

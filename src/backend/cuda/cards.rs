@@ -113,7 +113,7 @@ pub fn card(key: &str, precision: Precision) -> Option<AbsentDevice> {
         precision,
         arithmetic: format!("compute capability {0} with kernels of {0}", card.capability),
         profile: device_profile(card.rates(precision), precision, card.capability),
-        sizes: Box::new(CudaSizes { precision }),
+        sizes: Box::new(CudaSizes::new(precision, card.capability)),
         memory_bytes: card.memory_bytes,
         check_layers: tiling::check_layers,
     })

@@ -55,7 +55,8 @@ impl Cuda {
         let context = Context::new(index, requested.as_deref())?;
         let (kernels, rates) = shared_kernels(&context, precision)?;
         let (queue, limit) = (LaunchQueue::new(&context)?, LaunchLimit::new(&rates));
-        let launcher = Launcher { sizes: CudaSizes { precision }, context, kernels, queue, limit };
+        let sizes = CudaSizes::new(precision, context.gpu.kernel_arch());
+        let launcher = Launcher { sizes, context, kernels, queue, limit };
         Ok(Cuda { launcher, rates, allocator })
     }
 

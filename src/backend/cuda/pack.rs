@@ -6,8 +6,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{
-    ConvKernel, PAIR_ROW_BYTES, TILE_CHANNELS, TileWidths, UNIT_BYTES, WeightOrder, channel_tiles, padded_outputs,
-    tap_order,
+    COLUMN_PAIR_ROWS, COLUMN_PAIR_TAPS, ConvKernel, PAIR_ROW_BYTES, TILE_CHANNELS, TileWidths, UNIT_BYTES, WeightOrder,
+    channel_tiles, padded_outputs, suits_column_pairs, tap_order,
 };
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, WeightPart, Window};
@@ -83,6 +83,8 @@ pub struct BlockPacking<'a> {
     order: WeightOrder,
     widths: TileWidths,
     window: Window,
+    /// Whether the kernel computes pairs of columns.
+    in_columns: bool,
     /// Bytes of an element.
     element: usize,
     /// Packed elements of the block of a slab.
@@ -97,15 +99,26 @@ impl<'a> BlockPacking<'a> {
     ) -> Result<BlockPacking<'a>> {
         let (kernel, element, widths) = (ConvKernel::of(layout)?, size_of::<E>(), TileWidths::of(layout));
         let window = if block.shortcut { Window::Point } else { layout.window };
+        let in_columns = !block.shortcut && order == WeightOrder::Swizzled && suits_column_pairs(layout);
+        let taps = if in_columns { COLUMN_PAIR_TAPS } else { window.taps() };
         let slab_elements = match kernel {
             ConvKernel::In => conv_in_elements(layout),
             ConvKernel::Out => conv_out_elements::<E>(layout),
             ConvKernel::Main => {
                 let rows = block.rows().next_multiple_of(widths.k_block(element as u64));
-                (window.taps() * rows * widths.columns) as usize
+                (taps * rows * widths.columns) as usize
             }
         };
-        Ok(BlockPacking { layout, block, kernel, order, widths, window, element, slab_elements })
+        Ok(BlockPacking { layout, block, kernel, order, widths, window, in_columns, element, slab_elements })
+    }
+
+    /// Sums of a tile that have weights of their own, and the taps of all.
+    fn parts_and_taps(&self) -> (u64, u64) {
+        match self.kernel {
+            _ if self.in_columns => (2, COLUMN_PAIR_TAPS),
+            ConvKernel::Main => (self.window.phases(), self.window.taps()),
+            ConvKernel::In | ConvKernel::Out => (1, self.window.taps()),
+        }
     }
 
     /// Whether the slab lies side by side with another one.
@@ -125,7 +138,17 @@ impl<'a> BlockPacking<'a> {
             ConvKernel::Main if !self.block.shortcut && self.is_paired(slab) => {
                 let first = (slab - slab % 2) as usize * self.slab_elements;
                 let packed = &mut packed[first..][..2 * self.slab_elements];
-                tiles.pack_paired(size, slab % 2 == 1, plain, packed);
+                let taps = (self.window.side() * self.window.side()) as usize;
+                tiles.pack_paired(size, (taps, slab % 2 == 1), plain, packed);
+            }
+            ConvKernel::Main if self.in_columns => {
+                let (taps, half) = (COLUMN_PAIR_ROWS as usize, self.slab_elements / 2);
+                for (index, packed) in packed[at..][..self.slab_elements].chunks_exact_mut(half).enumerate() {
+                    for second in [false, true] {
+                        let plain = column_slab(2 * index + usize::from(second), plain);
+                        tiles.pack_paired(size, (taps, second), &plain, packed);
+                    }
+                }
             }
             ConvKernel::Main => tiles.pack(size, plain, &mut packed[at..][..self.slab_elements]),
         }
@@ -134,15 +157,12 @@ impl<'a> BlockPacking<'a> {
     /// Where the packed elements belong: offsets in bytes from the first slab, and what is there.
     pub fn pieces(&self, slab_bytes: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
         let slabs = self.block.slabs(self.layout);
-        let phases = match self.kernel {
-            ConvKernel::Main => self.window.phases(),
-            _ => 1,
-        };
+        let (phases, taps) = self.parts_and_taps();
         let k_block = self.widths.k_block(self.element as u64);
         let cin = if self.block.shortcut { self.layout.shortcut.unwrap_or(0) } else { self.layout.cin };
         // K blocks of a phase and a channel tile, those before the block, and the bytes of each.
         let (k_blocks, before) = (cin.div_ceil(k_block), self.block.inputs.start / k_block);
-        let bytes = self.window.taps() / phases * self.widths.bytes();
+        let bytes = taps / phases * self.widths.bytes();
         let (tile, tiles) = (self.block.outputs.start / self.widths.columns, channel_tiles(self.layout));
         (0..slabs.end - slabs.start).flat_map(move |slab| {
             let paired = !self.block.shortcut && self.is_paired(slab);
@@ -159,6 +179,23 @@ impl<'a> BlockPacking<'a> {
             })
         })
     }
+}
+
+/// One of the four slabs of pairs of columns, in the order of the kernels: Winograd F(2,3) along the rows of 3 x 3 taps.
+fn column_slab(slab: usize, plain: &[f32]) -> Vec<f32> {
+    let row = plain.len() / COLUMN_PAIR_ROWS as usize;
+    let of_taps = |taps: [&f32; 3]| match (slab, taps) {
+        (0, [left, middle, right]) => 0.5 * (left + middle + right),
+        (1, [left, middle, right]) => 0.5 * (left - middle + right),
+        (2, [left, ..]) => *left,
+        (_, [.., right]) => -right,
+    };
+    let taps = plain.chunks_exact(row).flat_map(|row| {
+        let mut taps = row.chunks_exact(row.len() / 3);
+        let [left, middle, right] = std::array::from_fn(|_| taps.next().unwrap_or_default());
+        left.iter().zip(middle).zip(right).map(|((left, middle), right)| [left, middle, right])
+    });
+    taps.map(of_taps).collect()
 }
 
 /// Place of input channel `k` of a step and output channel `n` of `columns` in [`WeightOrder::Fragments`]: [product][two
@@ -252,19 +289,19 @@ impl MainTiles {
         }
     }
 
-    /// For pairs of frames: two slabs side by side, of which this is the first or the second. [phase][channel
+    /// For pairs of frames or columns: two slabs side by side, of which this is the first or the second. [phase][channel
     /// tile][step][tap][slab][output channel][input channels of a step]. Rows have 64 bytes. A wide K block is two steps.
     fn pack_paired<E: PackedElement>(
         &self,
         (rows, columns): (usize, usize),
-        second: bool,
+        (taps, second): (usize, bool),
         plain: &[f32],
         packed: &mut [E],
     ) {
         let (tile_columns, row) = (self.widths.columns as usize, PAIR_ROW_BYTES as usize / size_of::<E>());
         let k_block = self.widths.row_bytes as usize / size_of::<E>();
-        // Taps are in reading order in both windows that have pairs.
-        let (taps, steps) = ((self.window.side() * self.window.side()) as usize, rows.next_multiple_of(k_block) / row);
+        // Taps are in reading order in all windows that have pairs.
+        let steps = rows.next_multiple_of(k_block) / row;
         let mut packing = RowPacking::new(self.order, tile_columns, PAIR_ROW_BYTES as usize);
         for (index, both) in packed.chunks_exact_mut(2 * row * tile_columns).enumerate() {
             let (phase, step, tap) = (index / taps / steps, index / taps % steps, index % taps);
@@ -365,7 +402,7 @@ mod tests {
             let widths = TileWidths::of(layout);
             let k_blocks = layout.cin.div_ceil(widths.k_block(size_of::<E>() as u64));
             let slab_bytes = match ConvKernel::of(layout).unwrap() {
-                ConvKernel::Main => layout.window.taps() * channel_tiles(layout) * k_blocks * widths.bytes(),
+                ConvKernel::Main => packing.parts_and_taps().1 * channel_tiles(layout) * k_blocks * widths.bytes(),
                 _ => (packing.slab_elements * size_of::<E>()) as u64,
             };
             all.resize(slabs.len() * slab_bytes as usize / size_of::<E>(), E::default());
@@ -445,6 +482,32 @@ mod tests {
                     weight,
                     "slab {slab}, tap {tap}, {c} to {channel}"
                 );
+            }
+        }
+    }
+
+    /// Of a layer whose columns are computed in pairs: the four sums of the taps of each tap row.
+    #[test]
+    fn slabs_of_column_pairs_are_where_kernels_read_them() {
+        let (cin, cout, step) = (100, 136, 16);
+        let layout = ConvLayout { prologue: Prologue::NormSilu, ..layout(cin, cout, Window::Same) };
+        let (cin, cout) = (cin as usize, cout as usize);
+        // Small whole numbers: their sums and halves are exact.
+        let plain: Vec<f32> = (0..9 * cin * cout).map(|i| (i * 7919 % 61) as f32 - 30.0).collect();
+        let packed = packed::<f32>(WeightOrder::Swizzled, &layout, std::slice::from_ref(&plain));
+        let (tiles, steps) = (2, cin.next_multiple_of(32) / step);
+        assert_eq!(packed.len(), 12 * tiles * steps * 128 * step);
+        for (row, c, channel) in (0..3).flat_map(|row| (0..cin).flat_map(move |c| (0..cout).map(move |n| (row, c, n))))
+        {
+            let [left, middle, right] =
+                std::array::from_fn(|column| plain[((3 * row + column) * cin + c) * cout + channel]);
+            let slabs = [(left + middle + right) / 2.0, (left - middle + right) / 2.0, left, -right];
+            let (tile, n, first, k) = (channel / 128, channel % 128, c / step, c % step);
+            for (slab, weight) in slabs.into_iter().enumerate() {
+                // [sum][tile][step][tap row][slab].
+                let tile_at = ((((slab / 2 * tiles + tile) * steps + first) * 3) + row) * 2 + slab % 2;
+                let within = n * step + ((k / 4) ^ (n / 2 % 4)) * 4 + k % 4;
+                assert_eq!(packed[tile_at * 128 * step + within], weight, "slab {slab}, row {row}, {c} to {channel}");
             }
         }
     }

@@ -2,6 +2,7 @@
 //! there is nothing to test; VVAE_REQUIRE_CUDA makes that a failure.
 
 mod bands;
+mod column_pairs;
 mod graphs;
 mod large;
 mod levels;

@@ -27,9 +27,11 @@ NVIDIA = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
 # Preprocessor definitions that select the element type.
 PRECISIONS = {"fp16": [], "bf16": ["-DVVAE_BF16"], "fp32": ["-DVVAE_FP32"]}
 # Files that exist for some precisions only.
-ONLY_FOR = {name: ["fp16", "bf16"] for name in ["conv_wgmma", "conv_wgmma_pair", "conv_mma_pair", "attention_wgmma"]}
+TWO_BYTES = ["conv_wgmma", "conv_wgmma_columns", "conv_wgmma_pair", "conv_mma_pair", "attention_wgmma"]
+ONLY_FOR = {name: ["fp16", "bf16"] for name in TWO_BYTES}
 # Files for one architecture only. All others are compiled for the first common one, and run on all later ones.
-ARCHITECTURES = {"conv_wgmma": ["90a"], "conv_wgmma_pair": ["90a"], "attention_wgmma": ["90a"]}
+HOPPER = ["conv_wgmma", "conv_wgmma_columns", "conv_wgmma_pair", "attention_wgmma"]
+ARCHITECTURES = {name: ["90a"] for name in HOPPER}
 COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
 # Assembled to be checked only: such GPUs get the PTX.
 NOT_EMBEDDED = ["100"]

@@ -56,7 +56,8 @@ struct FramePart {
 
 /// Whole frames of the main source and of the shortcut. Cached frames may be split by column instead: the left columns
 /// are resident, the right ones were copied from host memory. Both parts hold the halo column across the split.
-enum { MAIN = 0, SHORTCUT = 1, RESIDENT = 2, HOST = 3, PARTS = 4 };
+/// Frames whose even and odd columns are apart are never split: then the other two parts are their odd columns.
+enum { MAIN = 0, SHORTCUT = 1, RESIDENT = 2, HOST = 3, PARTS = 4, MAIN_ODD = RESIDENT, SHORTCUT_ODD = HOST };
 
 constexpr int MAX_TERMS = 4;      // three frames in time, and the shortcut
 constexpr int SHORTCUT_TERM = 3;  // its index in `slot`, `slab` and `host_slot`
@@ -75,8 +76,9 @@ struct FrameParams {
 
 struct ConvParams {
     // Tensor maps, for sm_90a only. Inputs and residual: (channel, column, row, slot). Output: (channel, column, row of
-    // a phase, row, slot). With Up, the two columns of a phase are adjacent channels.
-    TensorMap input_map[PARTS], residual_map, out_map;
+    // a phase, row, slot). With Up, the two columns of a phase are adjacent channels. Of residual and output there are
+    // two, if even and odd columns are apart.
+    TensorMap input_map[PARTS], residual_map[2], out_map[2];
     Source source[2];  // main, shortcut
     FramePart part[PARTS];
     u8* out;
@@ -88,7 +90,8 @@ struct ConvParams {
     const float* partial_in;
     float* partial_out;
     i64 out_slot_bytes, residual_slot_bytes;
-    int height, width;  // tile grid: the output of one phase
+    int height, width;  // tile grid: the output of one phase, or its even columns
+    int missing_columns;  // 1 if a frame whose even and odd columns are apart has one odd column less
     int first_row;      // of the band of `tiles_y` rows of tiles
     int tiles_x, tiles_y, channel_tiles, phases, frames;
     int cout;

@@ -33,6 +33,11 @@ struct EpilogueWgmma {
         return acc[i / 2][4 * block + 2 * (i % 2) + e];
     }
 
+    /// Columns of a view of the frame.
+    __device__ __forceinline__ int width_of(int view) const {
+        return Shared::BY_COLUMNS ? p.width - (view ? p.missing_columns : 0) : p.width;
+    }
+
     /// Named barrier of this warpgroup. Barrier 0 is __syncthreads.
     __device__ __forceinline__ void sync_warpgroup() const { named_barrier(1 + group, 128); }
 
@@ -155,8 +160,8 @@ struct EpilogueWgmma {
     }
 
     /// Rounds and stores as many boxes at a time as there is room for. Writes mean and M2 of each quad
-    /// of rounded values to `moments`, unless it is null.
-    __device__ __forceinline__ void store(Sums& acc, const FrameParams& frame, float2* moments) const {
+    /// of rounded values to `moments`, unless it is null. `view`: 1 for odd columns.
+    __device__ __forceinline__ void store(Sums& acc, const FrameParams& frame, float2* moments, int view = 0) const {
         constexpr int BOX_BLOCKS = BOX_CHANNELS / 8;
         const bool storing_thread = warp == 0 && lane == 0;
 #pragma unroll
@@ -191,8 +196,8 @@ struct EpilogueWgmma {
                     // With Up, a tile column makes two output columns, which the tensor map treats as adjacent
                     // channels.
                     const int side = p.phases == 4 ? (tile.phase & 1) * p.cout : 0;
-                    if (channel < p.cout)
-                        tma_store_5d(&p.out_map, side + channel, corner.x, tile.phase >> 1, corner.y, frame.out,
+                    if (channel < p.cout && corner.x < width_of(view))
+                        tma_store_5d(&p.out_map[view], side + channel, corner.x, tile.phase >> 1, corner.y, frame.out,
                                      boxes + box * OUT_BYTES);
                 }
                 tma_store_commit();
@@ -202,10 +207,10 @@ struct EpilogueWgmma {
                 BoxSums<BLOCK_COLS * BLOCKS> sums[OUT_BOXES];
 #pragma unroll
                 for (int box = 0; box < OUT_BOXES; ++box)
-                    sums[box].add(boxes + box * OUT_BYTES, warp, lane, p.height - corner.y, p.width - corner.x);
+                    sums[box].add(boxes + box * OUT_BYTES, warp, lane, p.height - corner.y, width_of(view) - corner.x);
 #pragma unroll
                 for (int box = 0; box < OUT_BOXES; ++box)
-                    sums[box].store_moments(warp, lane, p.height - corner.y, p.width - corner.x,
+                    sums[box].store_moments(warp, lane, p.height - corner.y, width_of(view) - corner.x,
                                             moments + (first + box) * K_BLOCK / 4);
             }
         }
@@ -219,9 +224,9 @@ struct EpilogueWgmma {
 
     /// The record of a frame of a pair, whose pixels both warpgroups have.
     __device__ __forceinline__ void store_pair_record(const FrameParams& frame,
-                                                      const float2 (&moments)[CONSUMERS][COLUMNS / 4]) const {
+                                                      const float2 (&moments)[CONSUMERS][COLUMNS / 4], int view) const {
         if (tile.y >= p.height || tile.x >= p.width) return;
-        const int left = min(p.width - tile.x, GROUP_COLS), right = max(0, left - BLOCK_COLS);
+        const int left = min(width_of(view) - tile.x, GROUP_COLS), right = max(0, left - BLOCK_COLS);
         const float rows = 4 * min(p.height - tile.y, GROUP_ROWS);
         record_at(p, tile, frame.record, tile.x, tile.y)[tile.channel_tile * COLUMNS / 4 + lane] =
             merge_moments(moments[0][lane], rows * (left - right), moments[1][lane], rows * right);

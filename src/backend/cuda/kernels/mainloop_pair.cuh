@@ -1,9 +1,10 @@
-// Mainloop of conv_wgmma_pair, conv_wgmma_pair_96 and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3) in time.
+// Mainloop of conv_wgmma_pair, conv_wgmma_pair_96 and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3) in
+// time. And of conv_wgmma_columns: two adjacent columns of a frame, likewise along its rows.
 //
 //     m0 = U0 (d0 - d2)    m1 = U1 (d1 + d2)    m2 = U2 (d2 - d1)    m3 = U3 (d1 - d3)
 //     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
 //
-// d0 to d3 are the input frames of both, U0 to U3 sums of the weights' slabs. m1 and m2 are summed apart, over all
+// d0 to d3 are the input frames, or columns, of both, U0 to U3 sums of the weights. m1 and m2 are summed apart, over all
 // channels and taps; then their sum and their difference; then m0 and -m3 come on top. So two accumulators suffice, and
 // each frame's sum has the same products in the same order if the other frame is missing.
 //
@@ -21,11 +22,14 @@ constexpr int PAIR_CHANNELS = 32;      // of a patch
 constexpr int PAIR_ROW_BYTES = 64;     // of a pixel in a patch
 constexpr int TRANSFORMING_WARPS = 2;  // of the producing warpgroup
 
-/// `UP`: 2 x 2 taps for each phase, else 3 x 3.
-template <class Widths_, bool UP_>
+/// What is computed in pairs: frames with 3 x 3 taps; frames with 2 x 2 taps for each phase; columns of a frame, with 3
+/// taps below each other.
+enum PairForm { SAME_FRAMES, UP_FRAMES, COLUMN_PAIRS };
+
+template <class Widths_, PairForm FORM>
 struct PairShared {
     using Widths = Widths_;
-    static constexpr bool UP = UP_, WIDE = Widths::ROW == 128;
+    static constexpr bool UP = FORM == UP_FRAMES, BY_COLUMNS = FORM == COLUMN_PAIRS, WIDE = Widths::ROW == 128;
     static constexpr bool STATISTICS = WIDE;
     // One of the two slabs in a tile of weights, and that tile.
     static constexpr int SLAB_TILE_BYTES = Widths::COLUMNS * PAIR_ROW_BYTES, TILE_BYTES = 2 * SLAB_TILE_BYTES;
@@ -33,10 +37,10 @@ struct PairShared {
     static constexpr int FRAMES = 2;
     static constexpr int PATCH_STAGES = 3;
     static constexpr int WEIGHT_STAGES = WIDE ? 5 : 7;
-    // 9 x 17 or 10 x 18 pixels, rounded up to the swizzle's 512 bytes.
-    static constexpr int PATCH_BYTES = (UP ? 20 : 23) * 512;
-    // The products of four taps end before the next frame to be subtracted could arrive. So two are in flight.
-    static constexpr int NEWER_STAGES = UP ? 2 : 1;
+    // 10 x 18, 9 x 17 or 10 x 16 pixels, rounded up to the swizzle's 512 bytes.
+    static constexpr int PATCH_BYTES = (FORM == SAME_FRAMES ? 23 : 20) * 512;
+    // The products of few taps end before the next patch to be subtracted could arrive. So two are in flight.
+    static constexpr int NEWER_STAGES = FORM == SAME_FRAMES ? 1 : 2;
     static constexpr int EDGES = UP ? 4 : 1;  // each has a bias
 
     u8 weights[WEIGHT_STAGES][TILE_BYTES];  // weight tiles, then the residual boxes of a tile
@@ -80,6 +84,16 @@ struct PairPatchProducer {
     PipelineState<Shared::PATCH_STAGES> patches = {};
     PipelineState<Shared::NEWER_STAGES> newer = {};
 
+    /// Where a term of a frame is, and how far to the right of the tile. With pairs of columns, d0 to d3 are columns of
+    /// one frame: the odd one to the left of both, both, and the even one to the right.
+    __device__ __forceinline__ InputFrame locate(const Tile& tile, const FrameParams& frame, int term, int& dx) const {
+        if (!Shared::BY_COLUMNS) return input_frame(p, frame, term, tile);
+        const int view = &frame - (p.frame + 2 * tile.frame), d = term + view;
+        if (term == SHORTCUT_TERM) return {view ? SHORTCUT_ODD : SHORTCUT, frame.slot[SHORTCUT_TERM]};
+        dx = (d + 1) / 2 - 1;
+        return {d % 2 ? MAIN : MAIN_ODD, frame.slot[0]};
+    }
+
     /// A step of one term of each frame. Frames without a term load nothing.
     __device__ __forceinline__ void load(const Tile& tile, const Source& source, int step,
                                          const FrameParams* const (&frame)[2], const int (&term)[2],
@@ -89,9 +103,10 @@ struct PairPatchProducer {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (!frame[i]) continue;
-            const InputFrame input = input_frame(p, *frame[i], term[i], tile);
+            int dx = plane.dx;
+            const InputFrame input = locate(tile, *frame[i], term[i], dx);
             tma_load_4d(smem_address(to[i]), &p.input_map[input.part], step * PAIR_CHANNELS,
-                        tile.x + plane.dx - p.part[input.part].first_column, tile.y + plane.dy, input.slot, loaded);
+                        tile.x + dx - p.part[input.part].first_column, tile.y + plane.dy, input.slot, loaded);
         }
     }
 
@@ -259,7 +274,7 @@ __device__ __forceinline__ void produce_pair_weights(const ConvParams& p, Shared
             const int slot = pair.frame[box / Boxes<Widths>::COUNT].residual;
             if (slot < 0) continue;
             producer.fill(Boxes<Widths>::BYTES, [&](u32 to, u32 full) {
-                tma_load_4d(to, &p.residual_map,
+                tma_load_4d(to, &p.residual_map[Shared::BY_COLUMNS ? box / Boxes<Widths>::COUNT : 0],
                             tile.channel_tile * Widths::COLUMNS + box % Boxes<Widths>::COUNT * Widths::CHANNELS, tile.x,
                             tile.y, slot, full);
             });

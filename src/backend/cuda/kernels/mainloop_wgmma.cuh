@@ -33,6 +33,7 @@ struct ConvShared {
     static constexpr bool WIDE = Widths::ROW == 128;
     static constexpr bool STATISTICS = WIDE;
     static constexpr int FRAMES = 1;
+    static constexpr bool BY_COLUMNS = false;
     static constexpr int PATCH_STAGES = DOWN ? 3 : WIDE ? 2 : 4;
     static constexpr int WEIGHT_STAGES = DOWN ? 4 : WIDE ? 6 : 10;
     // 9 x 33 or 10 x 34 pixels, rounded up to 8 rows of the swizzle.
@@ -107,7 +108,7 @@ __device__ __forceinline__ void produce_weights(const ConvParams& p, ConvShared<
             const u32 full = smem_address(&shared.weights_full[pipe.stage]);
             const int2 corner = group_corner(p, tile, i / Boxes<Widths>::COUNT);
             mbarrier_arrive_expect_tx(full, Boxes<Widths>::BYTES);
-            tma_load_4d(smem_address(shared.weights[pipe.stage]), &p.residual_map,
+            tma_load_4d(smem_address(shared.weights[pipe.stage]), &p.residual_map[0],
                         tile.channel_tile * Widths::COLUMNS + i % Boxes<Widths>::COUNT * Widths::CHANNELS, corner.x,
                         corner.y, slot, full);
             pipe.advance();

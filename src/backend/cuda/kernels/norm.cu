@@ -11,7 +11,8 @@ struct FinalizeParams {
     int quads;                  // padded cout / 4
     int group_quads;            // quads of a group
     int groups;                 // not read: the grid has a block for each
-    int phases, height, width;  // of the convolution's tile grid
+    int phases, height, width;  // of the convolution's tile grid. Even and odd columns are phases, too
+    int missing_columns;        // of the last phase
     float eps;
     int slot[MAX_FRAMES];
 };
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid
     const int rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS, cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
     const int count = p.phases * rows * cols;
     const float2* records = p.records + static_cast<i64>(frame) * count * p.quads + group * p.group_quads;
-    const float total = 4.0f * p.group_quads * p.phases * p.height * p.width;
+    const float total = 4.0f * p.group_quads * p.height * (p.phases * p.width - p.missing_columns);
     const int next_col = THREADS % cols, next_row = THREADS / cols % rows;  // from a record of this thread to its next
     const float pivot = threadIdx.x < count ? __ldg(records + static_cast<i64>(threadIdx.x) * p.quads).x : 0.0f;
     float elements = 0.0f, sum = 0.0f, squares = 0.0f;
@@ -51,8 +52,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid
 #pragma unroll
             for (int i = 0; i < LOADS; ++i) {
                 if (record + i * THREADS >= count) break;
+                const int width = p.width - (record + i * THREADS < count - rows * cols ? 0 : p.missing_columns);
                 const float part_elements =
-                    4 * min(RECORD_ROWS, p.height - RECORD_ROWS * row) * min(RECORD_COLS, p.width - RECORD_COLS * col);
+                    4 * min(RECORD_ROWS, p.height - RECORD_ROWS * row) * min(RECORD_COLS, width - RECORD_COLS * col);
                 const float difference = part[i].x - pivot, weighted = difference * part_elements;
                 elements += part_elements;
                 sum += weighted;

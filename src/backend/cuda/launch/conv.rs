@@ -28,8 +28,10 @@ struct ConvVariant {
 }
 
 impl WgmmaKernels {
-    fn pair_variant(&self, layout: &ConvLayout) -> ConvVariant {
+    /// Of two frames, or of two columns.
+    fn pair_variant(&self, layout: &ConvLayout, in_columns: bool) -> ConvVariant {
         let kernel = match (layout.window == Window::Up, TileWidths::of(layout).is_narrow()) {
+            _ if in_columns => &self.columns,
             (true, _) => &self.pair_up,
             (false, true) => &self.pair_96,
             (false, false) => &self.pair,
@@ -74,7 +76,7 @@ impl Launcher {
                 Err(Error::Internal("a convolution of many channels cannot normalise its output".into()))
             }
             (ConvKernel::Out, _) if !pairs => Err(Error::Internal("a convolution to pixels needs partial sums".into())),
-            (_, Some(wgmma)) if pairs => Ok(wgmma.pair_variant(layout)),
+            (_, Some(wgmma)) if pairs => Ok(wgmma.pair_variant(layout, self.sizes.in_column_pairs(layout))),
             (_, Some(wgmma)) => Ok(wgmma.variant(layout, tiling::conv_wgmma_tile(grid, rows))),
             (_, None) if pairs => self.conv_mma_pair_variant(layout),
             (_, None) => Ok(self.conv_mma_variant(layout)),
@@ -119,12 +121,13 @@ impl Launcher {
     pub fn load_conv(&self, layout: &ConvLayout) -> Result<()> {
         // Which kernel it is does not depend on the rows.
         let variant = |pairs| self.conv_variant(layout, FrameShape::new(0, 0, 0), &(0..0), Prologue::None, pairs);
-        if layout.pairs.is_some() {
+        let in_columns = self.sizes.in_column_pairs(layout);
+        if layout.pairs.is_some() || in_columns {
             variant(true)?.kernel.function()?;
         }
         let kernel = match ConvKernel::of(layout)? {
             ConvKernel::Out => self.kernels.conv_out(layout.norm).clone(),
-            _ => variant(false)?.kernel,
+            _ => variant(in_columns)?.kernel,
         };
         kernel.function().map(|_| ())
     }
@@ -138,7 +141,7 @@ impl Launcher {
         band: &ConvBand<Launcher>,
     ) -> Result<ConvParams> {
         let (layout, grid) = (conv.layout, gpu::tile_grid(conv.layout, conv.input));
-        let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue(), launched.is_pairs())?;
+        let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue(), launched.is_paired())?;
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
         let builder = ConvParamsBuilder { sizes, block, weights, conv, frames, band, launched, tile, tensor_maps };
         let params = builder.build()?;
@@ -171,13 +174,12 @@ impl Launcher {
             _ => (params.tiles_x * rows * params.phases) as u32,
         };
         let blocks = match launched {
-            LaunchedFrames::Pairs(_) if variant.wgmma => {
+            _ if variant.wgmma && launched.is_paired() => {
                 let cluster = tiling::CONV_PAIR_CLUSTER;
                 tiles.min(gpu.multiprocessors / cluster) * cluster
             }
-            LaunchedFrames::Pairs(_) => tiles.min(gpu.multiprocessors),
-            LaunchedFrames::Single(_) if variant.wgmma => tiles.min(gpu.multiprocessors),
-            LaunchedFrames::Single(_) => tiles,
+            LaunchedFrames::Single(_) if !variant.wgmma => tiles,
+            _ => tiles.min(gpu.multiprocessors),
         };
         // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
         // freeing either waits for the streams.
@@ -215,7 +217,7 @@ impl LaunchConv for Launcher {
         band: &ConvBand<Launcher>,
     ) -> Result<ConvParams> {
         let mut params = ConvParams::default();
-        for launched in LaunchedFrames::of(conv.layout, frames) {
+        for launched in LaunchedFrames::of(self.sizes, conv.layout, frames) {
             params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
         }
         Ok(params)

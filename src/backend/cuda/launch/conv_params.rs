@@ -6,10 +6,11 @@ use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
 use super::norm::norm_params;
 use super::params::{
-    ConvParams, FrameParams, FramePart, HOST, MAIN, Plane, RESIDENT, SHORTCUT, SHORTCUT_TERM, SourceParams,
+    ConvParams, FrameParams, FramePart, HOST, MAIN, MAIN_ODD, Plane, RESIDENT, SHORTCUT, SHORTCUT_ODD, SHORTCUT_TERM,
+    SourceParams,
 };
 use super::sizes::CudaSizes;
-use super::tensor_map::{Swizzle, output_map, patch_map, residual_map};
+use super::tensor_map::{ColumnView, Swizzle, output_map, patch_map, residual_map};
 use super::tiling::{self, MAX_FRAMES, Statistics, TileWidths};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::gpu::{
@@ -20,16 +21,25 @@ use crate::ir::{
     ConvFrame, ConvLayout, DeviceOffset, FrameShape, FrameUnit, Offsets, PartialSumsSize, Sizes, Term, Window,
 };
 
+/// The first column of a view that has none: every patch is outside of it.
+const NOWHERE: i32 = 1 << 20;
+
 /// Frames of an operation that one launch computes, by their indices.
 pub enum LaunchedFrames {
     Single(Vec<usize>),
     /// The first and the second frame of each pair, if they are there.
     Pairs(Vec<[Option<usize>; 2]>),
+    /// Frames whose columns are computed in pairs.
+    ColumnPairs(Vec<usize>),
 }
 
 impl LaunchedFrames {
     /// The launches of an operation.
-    pub fn of(layout: &ConvLayout, frames: &[ConvFrame<Offsets>]) -> Vec<LaunchedFrames> {
+    pub fn of(sizes: CudaSizes, layout: &ConvLayout, frames: &[ConvFrame<Offsets>]) -> Vec<LaunchedFrames> {
+        if sizes.in_column_pairs(layout) {
+            let indices: Vec<usize> = (0..frames.len()).collect();
+            return indices.chunks(MAX_FRAMES / 2).map(|frames| LaunchedFrames::ColumnPairs(frames.to_vec())).collect();
+        }
         let (mut single, mut pairs) = (Vec::new(), Vec::new());
         for unit in FrameUnit::of(layout, frames) {
             match unit {
@@ -45,8 +55,16 @@ impl LaunchedFrames {
         launches
     }
 
-    pub fn is_pairs(&self) -> bool {
-        matches!(self, LaunchedFrames::Pairs(_))
+    /// Whether a tile has two frames, or two views of one.
+    pub fn is_paired(&self) -> bool {
+        !matches!(self, LaunchedFrames::Single(_))
+    }
+
+    fn views(&self) -> &'static [ColumnView] {
+        match self {
+            LaunchedFrames::ColumnPairs(_) => &ColumnView::EVEN_AND_ODD,
+            _ => &[ColumnView::ALL],
+        }
     }
 
     /// By their place in [`ConvParams::frame`].
@@ -54,13 +72,14 @@ impl LaunchedFrames {
         match self {
             LaunchedFrames::Single(frames) => frames.iter().copied().map(Some).collect(),
             LaunchedFrames::Pairs(pairs) => pairs.as_flattened().to_vec(),
+            LaunchedFrames::ColumnPairs(frames) => frames.iter().flat_map(|frame| [Some(*frame); 2]).collect(),
         }
     }
 
     /// What the kernel counts: frames, or pairs.
     fn count(&self) -> usize {
         match self {
-            LaunchedFrames::Single(frames) => frames.len(),
+            LaunchedFrames::Single(frames) | LaunchedFrames::ColumnPairs(frames) => frames.len(),
             LaunchedFrames::Pairs(pairs) => pairs.len(),
         }
     }
@@ -168,11 +187,13 @@ impl ConvParamsBuilder<'_> {
 
     fn tiles(&self) -> ConvParams {
         let (layout, rows) = (self.conv.layout, &self.band.rows);
-        let grid = gpu::tile_grid(layout, self.conv.input);
+        let (grid, views) = (gpu::tile_grid(layout, self.conv.input), self.launched.views().len() as u64);
+        let width = grid.width.div_ceil(views);
         ConvParams {
             height: grid.height as i32,
-            width: grid.width as i32,
-            tiles_x: (grid.width as i32 + self.tile.1 - 1) / self.tile.1,
+            width: width as i32,
+            missing_columns: (views * width - grid.width) as i32,
+            tiles_x: (width as i32 + self.tile.1 - 1) / self.tile.1,
             tiles_y: (count(rows) as i32 + self.tile.0 - 1) / self.tile.0,
             first_row: rows.start as i32,
             channel_tiles: tiling::channel_tiles(layout) as i32,
@@ -204,7 +225,7 @@ impl ConvParamsBuilder<'_> {
             ..self.patches(layout.window)
         };
         params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
-        self.put_part(params, MAIN, &slots, 0..input.width)?;
+        self.put_views(params, [MAIN, MAIN_ODD], &slots, input.width)?;
         Ok(slots)
     }
 
@@ -214,8 +235,8 @@ impl ConvParamsBuilder<'_> {
         let (resident, host) = (frames.iter().map(|(resident, _)| *resident), frames.iter().map(|(_, host)| *host));
         let part = |columns: &Range<u64>| FrameShape { width: count(columns), ..self.conv.input };
         let slots = [self.slots(resident, part(&columns.resident()))?, self.slots(host, part(&columns.host()))?];
-        self.put_part(params, RESIDENT, &slots[0], columns.resident())?;
-        self.put_part(params, HOST, &slots[1], columns.host())?;
+        self.put_part(params, RESIDENT, &slots[0], (columns.resident(), ColumnView::ALL))?;
+        self.put_part(params, HOST, &slots[1], (columns.host(), ColumnView::ALL))?;
         params.split_column = columns.split() as i32;
         Ok(Some(slots))
     }
@@ -233,22 +254,38 @@ impl ConvParamsBuilder<'_> {
             ..self.patches(Window::Point)
         };
         params.source[1].plane[0].dy -= rows.start as i32;
-        self.put_part(params, SHORTCUT, &slots, 0..shape.width)?;
+        self.put_views(params, [SHORTCUT, SHORTCUT_ODD], &slots, shape.width)?;
         Ok(Some(slots))
     }
 
+    /// Where input frames lie, or each view of them.
+    fn put_views(&self, params: &mut ConvParams, parts: [usize; 2], slots: &FrameStride, width: u64) -> Result<()> {
+        for (index, view) in parts.into_iter().zip(self.launched.views()) {
+            self.put_part(params, index, slots, (0..width, *view))?;
+        }
+        Ok(())
+    }
+
     /// Where input frames lie, or these columns of them.
-    fn put_part(&self, params: &mut ConvParams, index: usize, slots: &FrameStride, columns: Range<u64>) -> Result<()> {
+    fn put_part(
+        &self,
+        params: &mut ConvParams,
+        index: usize,
+        slots: &FrameStride,
+        (columns, view): (Range<u64>, ColumnView),
+    ) -> Result<()> {
+        let width = count(&columns);
         params.part[index] = FramePart {
             frames: slots.address(),
             slot_bytes: slots.bytes(),
-            width: count(&columns) as i32,
-            first_column: columns.start as i32,
+            width: width as i32,
+            first_column: if view.is_empty(width) { NOWHERE } else { columns.start as i32 },
         };
         if self.tensor_maps {
-            let source = &params.source[usize::from(index == SHORTCUT)];
-            let swizzle = Swizzle::of(self.patch_row_bytes());
-            params.input_map[index] = patch_map(self.sizes, source, &params.part[index], slots.count(), swizzle)?;
+            let of_shortcut = index == SHORTCUT || (index == SHORTCUT_ODD && view != ColumnView::ALL);
+            let (source, swizzle) = (&params.source[usize::from(of_shortcut)], Swizzle::of(self.patch_row_bytes()));
+            let part = &params.part[index];
+            params.input_map[index] = patch_map(self.sizes, source, part, slots.count(), (swizzle, view))?;
         }
         Ok(())
     }
@@ -266,10 +303,13 @@ impl ConvParamsBuilder<'_> {
             params.residual_slot_bytes = residual.bytes();
         }
         if self.tensor_maps {
-            let columns = if self.launched.is_pairs() { 8 } else { 16 };
-            params.out_map = output_map(sizes, params, output, out.count(), (self.widths(), columns))?;
-            if params.residual != 0 {
-                params.residual_map = residual_map(sizes, params, output, residual.count(), self.widths())?;
+            let (columns, widths) = (if self.launched.is_paired() { 8 } else { 16 }, self.widths());
+            for (index, view) in self.launched.views().iter().enumerate() {
+                params.out_map[index] = output_map(sizes, params, output, out.count(), (widths, columns, *view))?;
+                if params.residual != 0 {
+                    let count = residual.count();
+                    params.residual_map[index] = residual_map(sizes, params, output, count, (widths, *view))?;
+                }
             }
         }
         if conv.statistics && Statistics::of(conv.layout) == Statistics::Records {
@@ -281,24 +321,28 @@ impl ConvParamsBuilder<'_> {
 
     /// Of a pixel in a patch.
     fn patch_row_bytes(&self) -> u64 {
-        if self.launched.is_pairs() { tiling::PAIR_ROW_BYTES } else { self.widths().row_bytes }
+        if self.launched.is_paired() { tiling::PAIR_ROW_BYTES } else { self.widths().row_bytes }
     }
 
     fn patches(&self, window: Window) -> SourceParams {
-        let tile = if self.launched.is_pairs() { tiling::CONV_PAIR_BLOCK } else { self.tile };
-        patches(window, tile, self.patch_row_bytes())
+        let tile = if self.launched.is_paired() { tiling::CONV_PAIR_BLOCK } else { self.tile };
+        match self.launched {
+            LaunchedFrames::ColumnPairs(_) if window == Window::Same => column_patches(tile, self.patch_row_bytes()),
+            _ => patches(window, tile, self.patch_row_bytes()),
+        }
     }
 
     /// What each output frame is the sum of.
     fn frame_terms(&self, params: &mut ConvParams, inputs: &InputSlots, outputs: &OutputSlots) {
         let address = |frame: DeviceOffset| self.block.address(frame);
-        for (params, index) in params.frame.iter_mut().zip(self.launched.places()) {
+        let views = self.launched.views().len();
+        for (place, (params, index)) in params.frame.iter_mut().zip(self.launched.places()).enumerate() {
             *params = FrameParams::default();
             let Some(index) = index else { continue };
             let frame = &self.frames[index];
             params.bias = i32::from(frame.bias);
             params.out = outputs.out.of(address(frame.out));
-            params.record = index as i32;
+            params.record = (index * views + place % views) as i32;
             for term in frame.terms.iter() {
                 if self.is_shortcut(term) {
                     params.slot[SHORTCUT_TERM] = inputs.shortcut.map_or(-1, |slots| slots.of(address(term.frame)));
@@ -382,6 +426,15 @@ fn patches(window: Window, tile: (i32, i32), row_bytes: u64) -> SourceParams {
         plane: std::array::from_fn(plane),
         ..SourceParams::default()
     }
+}
+
+/// The same of pairs of columns: those of a view of the frame, with three taps below each other.
+fn column_patches(tile: (i32, i32), row_bytes: u64) -> SourceParams {
+    let taps = tiling::COLUMN_PAIR_ROWS as i32;
+    let plane = Plane { dx: 0, dy: -1, rows: taps, cols: 1 };
+    let (rows, pitch) = (tile.0 + taps - 1, tile.1);
+    let patch_bytes = rows * pitch * row_bytes as i32;
+    SourceParams { rows, pitch, patch_bytes, stride: 1, planes: 1, taps, plane: [plane; 4], ..SourceParams::default() }
 }
 
 fn count(range: &Range<u64>) -> u64 {

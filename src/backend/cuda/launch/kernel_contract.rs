@@ -55,6 +55,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
             let expected = match kernel.as_str() {
                 "conv_wgmma" | "conv_wgmma_96" | "conv_wgmma_down" => layout::<ConvParams>(),
                 "conv_wgmma_pair" | "conv_wgmma_pair_96" | "conv_wgmma_pair_up" => layout::<ConvParams>(),
+                "conv_wgmma_columns" => layout::<ConvParams>(),
                 "conv_mma" | "conv_mma_96" | "conv_mma_partial" | "conv_mma_up" => layout::<ConvParams>(),
                 "conv_mma_pair" | "conv_mma_pair_96" | "conv_mma_pair_up" => layout::<ConvParams>(),
                 "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
@@ -97,7 +98,7 @@ fn shared_memory_is_what_the_kernels_declare() {
         assert_eq!(tiling::attention_wide_shared(precision), shared("attention_wide.cu"));
     }
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
-    assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma_pair.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("convolve_pairs.cuh", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_PAIR_SHARED), constant("conv_mma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_96_SHARED), constant("conv_mma.cu", "NARROW_SHARED_BYTES"));
@@ -123,7 +124,7 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         (tiling::CONV_IN_THREADS, "conv_in.cu", "THREADS"),
         (tiling::CONV_OUT_THREADS, "conv_out.cu", "THREADS"),
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma.cu", "THREADS"),
-        (tiling::CONV_WGMMA_THREADS, "conv_wgmma_pair.cu", "THREADS"),
+        (tiling::CONV_WGMMA_THREADS, "convolve_pairs.cuh", "THREADS"),
         (tiling::CONV_MMA_PAIR_THREADS, "conv_mma_pair.cu", "THREADS"),
         (tiling::CONV_MMA_96_THREADS, "conv_mma.cu", "NARROW_THREADS"),
         (tiling::CONV_MMA_PAIR_96_THREADS, "conv_mma_pair.cu", "NARROW_THREADS"),

@@ -21,10 +21,12 @@ pub struct WgmmaKernels {
     pub pair_96: Kernel,
     /// The same for the window `Up`.
     pub pair_up: Kernel,
+    /// Pairs of columns by Winograd along rows.
+    pub columns: Kernel,
 }
 
 impl WgmmaKernels {
-    fn of(conv: &Arc<Module>, pair: &Arc<Module>) -> WgmmaKernels {
+    fn of([conv, pair, columns]: [&Arc<Module>; 3]) -> WgmmaKernels {
         let kernel = |module: &Arc<Module>, name| module.kernel(name, tiling::CONV_WGMMA_SHARED);
         WgmmaKernels {
             plain: kernel(conv, c"conv_wgmma"),
@@ -33,6 +35,7 @@ impl WgmmaKernels {
             pair: kernel(pair, c"conv_wgmma_pair"),
             pair_96: kernel(pair, c"conv_wgmma_pair_96"),
             pair_up: kernel(pair, c"conv_wgmma_pair_up"),
+            columns: kernel(columns, c"conv_wgmma_columns"),
         }
     }
 }
@@ -102,6 +105,7 @@ macro_rules! bundle {
 struct TwoByteBundles {
     conv_wgmma: Bundle,
     conv_wgmma_pair: Bundle,
+    conv_wgmma_columns: Bundle,
     conv_mma_pair: Bundle,
     attention_wgmma: Bundle,
 }
@@ -113,6 +117,7 @@ impl TwoByteBundles {
                 Some(TwoByteBundles {
                     conv_wgmma: bundle!("conv_wgmma" of $folder),
                     conv_wgmma_pair: bundle!("conv_wgmma_pair" of $folder),
+                    conv_wgmma_columns: bundle!("conv_wgmma_columns" of $folder),
                     conv_mma_pair: bundle!("conv_mma_pair" of $folder),
                     attention_wgmma: bundle!("attention_wgmma" of $folder),
                 })
@@ -131,7 +136,7 @@ pub fn checksum(precision: Precision) -> u64 {
     let mut sum = Checksum::default();
     let common = [bundle!("conv_mma" in precision), bundle!("norm" in precision)];
     let own = TwoByteBundles::of(precision)
-        .map(|bundles| [bundles.conv_wgmma, bundles.conv_mma_pair, bundles.conv_wgmma_pair]);
+        .map(|of| [of.conv_wgmma, of.conv_mma_pair, of.conv_wgmma_pair, of.conv_wgmma_columns]);
     common.iter().chain(own.iter().flatten()).for_each(|bundle| sum.add(bundle.bytes()));
     sum.value()
 }
@@ -149,8 +154,10 @@ impl Kernels {
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let two_bytes = TwoByteBundles::of(precision);
         let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
-        let conv_wgmma =
-            on_hopper.map(|bundles| WgmmaKernels::of(&module(bundles.conv_wgmma), &module(bundles.conv_wgmma_pair)));
+        let conv_wgmma = on_hopper.map(|of| {
+            let [conv, pair, columns] = [of.conv_wgmma, of.conv_wgmma_pair, of.conv_wgmma_columns].map(module);
+            WgmmaKernels::of([&conv, &pair, &columns])
+        });
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
         let mma_pair = |name, shared| mma_pair_module.as_ref().map(|module| module.kernel(name, shared));

@@ -123,9 +123,10 @@ impl LaunchNorm for Launcher {
                 quads: tiling::padded_outputs(layout) as i32 / 4,
                 group_quads: group_channels / 4,
                 groups: layout.norm.groups() as i32,
-                phases: conv.phases,
+                phases: if self.sizes.in_column_pairs(layout) { 2 } else { conv.phases },
                 height: conv.height,
                 width: conv.width,
+                missing_columns: conv.missing_columns,
                 eps: EPSILON,
                 slot,
             };

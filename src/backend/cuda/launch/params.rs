@@ -56,11 +56,14 @@ pub struct FramePart {
     pub first_column: i32,
 }
 
-/// Index of a part: whole frames of the main source, of the shortcut, and the two parts of split frames.
+/// Index of a part: whole frames of the main source, of the shortcut, and the two parts of split frames. The latter are
+/// odd columns, if even and odd ones are apart.
 pub const MAIN: usize = 0;
 pub const SHORTCUT: usize = 1;
 pub const RESIDENT: usize = 2;
 pub const HOST: usize = 3;
+pub const MAIN_ODD: usize = RESIDENT;
+pub const SHORTCUT_ODD: usize = HOST;
 /// Index of the shortcut's term.
 pub const SHORTCUT_TERM: usize = 3;
 
@@ -100,8 +103,9 @@ impl Default for FrameParams {
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct ConvParams {
     pub input_map: [TensorMap; 4],
-    pub residual_map: TensorMap,
-    pub out_map: TensorMap,
+    /// Two if even and odd columns are apart.
+    pub residual_map: [TensorMap; 2],
+    pub out_map: [TensorMap; 2],
     pub source: [SourceParams; 2],
     pub part: [FramePart; 4],
     pub out: u64,
@@ -116,6 +120,7 @@ pub struct ConvParams {
     pub residual_slot_bytes: i64,
     pub height: i32,
     pub width: i32,
+    pub missing_columns: i32,
     pub first_row: i32,
     pub tiles_x: i32,
     pub tiles_y: i32,
@@ -177,6 +182,7 @@ pub struct FinalizeParams {
     pub phases: i32,
     pub height: i32,
     pub width: i32,
+    pub missing_columns: i32,
     pub eps: f32,
     pub slot: [i32; MAX_FRAMES],
 }

@@ -2,10 +2,11 @@
 //! so that plans for a GPU can be made on a machine without one.
 
 use super::tiling::{
-    self, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, MAX_FRAMES, STATISTICS_RECORD, Statistics, TileWidths,
-    UNIT_BYTES,
+    self, COLUMN_PAIR_TAPS, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, MAX_FRAMES, STATISTICS_RECORD, Statistics,
+    TileWidths, UNIT_BYTES,
 };
 use crate::backend::Precision;
+use crate::backend::cuda::driver::KernelArch;
 use crate::backend::gpu::{self, MOMENTS_BYTES, PaddedWeights, RowSizes, WeightLayout};
 use crate::ir::{BandPart, BandShape, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Sizes};
 
@@ -19,17 +20,29 @@ const HOST_PAGE_ENTRY: u64 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaSizes {
     pub precision: Precision,
+    /// Whether there are kernels of pairs of columns.
+    column_pairs: bool,
 }
 
 impl CudaSizes {
+    pub fn new(precision: Precision, arch: KernelArch) -> CudaSizes {
+        CudaSizes { precision, column_pairs: precision != Precision::Fp32 && arch.has_wgmma() }
+    }
+
+    pub fn in_column_pairs(self, layout: &ConvLayout) -> bool {
+        self.column_pairs && tiling::suits_column_pairs(layout)
+    }
+
     /// Statistics records of one output frame.
     pub fn statistics_records_bytes(self, layout: &ConvLayout, input: FrameShape) -> u64 {
         if layout.norm.groups() == 0 {
             return 0;
         }
         let grid = gpu::tile_grid(layout, input);
-        let records = grid.height.div_ceil(STATISTICS_RECORD.0) * grid.width.div_ceil(STATISTICS_RECORD.1);
-        layout.window.phases() * records * tiling::padded_outputs(layout) / 4 * MOMENTS_BYTES
+        let views = if self.in_column_pairs(layout) { 2 } else { 1 };
+        let columns = grid.width.div_ceil(views).div_ceil(STATISTICS_RECORD.1);
+        let records = grid.height.div_ceil(STATISTICS_RECORD.0) * columns;
+        layout.window.phases() * views * records * tiling::padded_outputs(layout) / 4 * MOMENTS_BYTES
     }
 
     pub fn weight_layout(self, layout: &ConvLayout) -> WeightLayout {
@@ -39,7 +52,10 @@ impl CudaSizes {
         let slab_bytes = match ConvKernel::of(layout) {
             Ok(ConvKernel::In) => outputs * 9 * 4 * element,
             Ok(ConvKernel::Out) => layout.cin.div_ceil(k_block / 2) * (k_block / 2) * 32 * element,
-            _ => layout.window.taps() * layout.cin.div_ceil(k_block) * tiles * widths.bytes(),
+            _ => {
+                let taps = if self.in_column_pairs(layout) { COLUMN_PAIR_TAPS } else { layout.window.taps() };
+                taps * layout.cin.div_ceil(k_block) * tiles * widths.bytes()
+            }
         };
         let shortcut_bytes = layout.shortcut.map_or(0, |cin| cin.div_ceil(k_block) * tiles * widths.bytes());
         let inputs = layout.cin.next_multiple_of(64);

@@ -33,21 +33,46 @@ impl Swizzle {
     }
 }
 
+/// Columns of frames: all of them, or every second one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ColumnView {
+    first: u64,
+    step: u64,
+}
+
+impl ColumnView {
+    pub const ALL: ColumnView = ColumnView { first: 0, step: 1 };
+    pub const EVEN_AND_ODD: [ColumnView; 2] = [ColumnView { first: 0, step: 2 }, ColumnView { first: 1, step: 2 }];
+
+    pub fn is_empty(self, width: u64) -> bool {
+        width <= self.first
+    }
+
+    /// Of so many. A tensor map has at least one column: the kernels touch none of an empty view.
+    fn columns(self, width: u64) -> u64 {
+        width.saturating_sub(self.first).div_ceil(self.step).max(1)
+    }
+
+    fn first_of(self, width: u64) -> u64 {
+        if self.is_empty(width) { 0 } else { self.first }
+    }
+}
+
 /// Patches of a row's channels by `pitch` columns by `rows` rows of a source's frames.
 pub fn patch_map(
     sizes: CudaSizes,
     source: &SourceParams,
     part: &FramePart,
     slots: u64,
-    swizzle: Swizzle,
+    (swizzle, view): (Swizzle, ColumnView),
 ) -> Result<TensorMap> {
     let (channels, width, height) = (source.channels as u64, part.width as u64, source.height as u64);
-    let (step, row) = (source.stride as u32, width * channels * sizes.element());
+    let (step, pixel) = (source.stride as u32, channels * sizes.element());
     encode(
         sizes,
-        part.frames,
-        &[channels, width, height, slots],
-        &[channels * sizes.element(), row, part.slot_bytes as u64],
+        part.frames + view.first_of(width) * pixel,
+        &[channels, view.columns(width), height, slots],
+        &[view.step * pixel, width * pixel, part.slot_bytes as u64],
         &[swizzle.channels(sizes), source.pitch as u32 * step, source.rows as u32 * step, 1],
         &[1, step, step, 1],
         swizzle,
@@ -60,15 +85,15 @@ pub fn residual_map(
     params: &ConvParams,
     shape: FrameShape,
     slots: u64,
-    widths: TileWidths,
+    (widths, view): (TileWidths, ColumnView),
 ) -> Result<TensorMap> {
     let swizzle = Swizzle::of(widths.row_bytes);
-    let (channels, row) = (params.cout as u64, shape.width * params.cout as u64 * sizes.element());
+    let (channels, pixel) = (params.cout as u64, params.cout as u64 * sizes.element());
     encode(
         sizes,
-        params.residual,
-        &[channels, shape.width, shape.height, slots],
-        &[channels * sizes.element(), row, params.residual_slot_bytes as u64],
+        params.residual + view.first_of(shape.width) * pixel,
+        &[channels, view.columns(shape.width), shape.height, slots],
+        &[view.step * pixel, shape.width * pixel, params.residual_slot_bytes as u64],
         &[swizzle.channels(sizes), 16, 8, 1],
         &[1; 4],
         swizzle,
@@ -82,16 +107,17 @@ pub fn output_map(
     params: &ConvParams,
     shape: FrameShape,
     slots: u64,
-    (widths, columns): (TileWidths, u32),
+    (widths, columns, view): (TileWidths, u32, ColumnView),
 ) -> Result<TensorMap> {
     let swizzle = Swizzle::of(widths.row_bytes);
     let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
-    let row = shape.width * channels * sizes.element();
+    let pixel = channels * sizes.element();
+    let row = shape.width * pixel;
     encode(
         sizes,
-        params.out,
-        &[channels * sides, shape.width / sides, sides, shape.height / sides, slots],
-        &[channels * sides * sizes.element(), row, row * sides, params.out_slot_bytes as u64],
+        params.out + view.first_of(shape.width) * pixel,
+        &[channels * sides, view.columns(shape.width / sides), sides, shape.height / sides, slots],
+        &[view.step * sides * pixel, row, row * sides, params.out_slot_bytes as u64],
         &[swizzle.channels(sizes), columns, 1, 8, 1],
         &[1; 5],
         swizzle,

@@ -218,6 +218,22 @@ pub const CONV_PAIR_TILE: (i32, i32) = (CONV_PAIR_BLOCK.0, CONV_PAIR_BLOCK.1 * C
 /// Bytes of a pixel in a patch of the kernels of pairs, and of an output channel in a slab's half of a tile of weights.
 pub const PAIR_ROW_BYTES: u64 = ROW_BYTES / 2;
 
+/// Whether the kernels of warpgroup products compute a layer by pairs of columns: Winograd F(2,3) along rows. Its frames
+/// have one term, so there is nothing to share in time. Its input is normalised, so sums stay in the range of f16.
+pub fn suits_column_pairs(layout: &ConvLayout) -> bool {
+    let is_main = matches!(ConvKernel::of(layout), Ok(ConvKernel::Main));
+    let is_normalised = layout.prologue != Prologue::None;
+    is_main
+        && is_normalised
+        && layout.window == Window::Same
+        && layout.slabs == 1
+        && !TileWidths::of(layout).is_narrow()
+}
+
+/// Tap rows of a slab of pairs of columns, and those of its four slabs.
+pub const COLUMN_PAIR_ROWS: u64 = 3;
+pub const COLUMN_PAIR_TAPS: u64 = 4 * COLUMN_PAIR_ROWS;
+
 /// The slabs of pairs, as the kernels of pairs know them.
 pub const PAIRS: PairSlabs = PairSlabs { shared: [0, 1], own: [2, 3] };
 

@@ -80,7 +80,11 @@ impl ClipCase {
                 let causal = (0..3).map(|tap| (inputs[first(tap)], tap as u8)).collect::<Vec<_>>();
                 let recipe = paired(layout.window).recipe(t as u64);
                 let paired = recipe.terms().iter().map(|term| (inputs[term.input as usize], term.slab));
-                let mut terms = if layout.pairs.is_some() { paired.collect() } else { causal };
+                let mut terms = match layout.pairs {
+                    Some(_) => paired.collect(),
+                    None if layout.slabs == 1 => vec![(inputs[t], 0)],
+                    None => causal,
+                };
                 if layout.shortcut.is_some() {
                     terms.push((shortcuts[t], layout.slabs as u8));
                 }

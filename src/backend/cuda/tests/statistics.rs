@@ -48,6 +48,7 @@ fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
 fn check_window(window: Window) {
     let base = ConvLayout { biases: 1, ..layout(64, 128, window, Prologue::None) };
     let paired = ConvLayout { pairs: Some(PAIRS), slabs: paired(Window::Same).slabs().len() as u64, ..base };
+    let single = ConvLayout { slabs: 1, prologue: Prologue::NormSilu, ..base };
     // Of one pixel, Down leaves none.
     let smallest = if window == Window::Down { (2, 2) } else { (1, 1) };
     for gpu in &gpus() {
@@ -65,6 +66,7 @@ fn check_window(window: Window) {
             for bias in [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)] {
                 let input = FrameShape::new(height, width, base.cin);
                 check(gpu, &ClipCase { layout: base, input, factor: 1.0, bias }, most);
+                check(gpu, &ClipCase { layout: single, input, factor: 1.0, bias }, most);
                 if has_pairs {
                     check(gpu, &ClipCase { layout: paired, input, factor: 1.0, bias }, most);
                 }

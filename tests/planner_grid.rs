@@ -151,8 +151,10 @@ impl Device {
 
 fn devices(config: &ModelSizes) -> [Device; 2] {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
-    let (profile, gpu) =
-        (device_profile(H200, Precision::Fp16, KernelArch::HOPPER), CudaSizes { precision: Precision::Fp16 });
+    let (profile, gpu) = (
+        device_profile(H200, Precision::Fp16, KernelArch::HOPPER),
+        CudaSizes::new(Precision::Fp16, KernelArch::HOPPER),
+    );
     [Device::new(config, cpu.profile(), Box::new(cpu)), Device::new(config, profile, Box::new(gpu))]
 }
 

@@ -183,19 +183,21 @@ impl<'a> BlockPacking<'a> {
 
 /// One of the four slabs of pairs of columns, in the order of the kernels: Winograd F(2,3) along the rows of 3 x 3 taps.
 fn column_slab(slab: usize, plain: &[f32]) -> Vec<f32> {
-    let row = plain.len() / COLUMN_PAIR_ROWS as usize;
-    let of_taps = |taps: [&f32; 3]| match (slab, taps) {
-        (0, [left, middle, right]) => 0.5 * (left + middle + right),
-        (1, [left, middle, right]) => 0.5 * (left - middle + right),
-        (2, [left, ..]) => *left,
-        (_, [.., right]) => -right,
-    };
-    let taps = plain.chunks_exact(row).flat_map(|row| {
-        let mut taps = row.chunks_exact(row.len() / 3);
-        let [left, middle, right] = std::array::from_fn(|_| taps.next().unwrap_or_default());
-        left.iter().zip(middle).zip(right).map(|((left, middle), right)| [left, middle, right])
-    });
-    taps.map(of_taps).collect()
+    let rows = COLUMN_PAIR_ROWS as usize;
+    let (mut packed, tap) = (Vec::with_capacity(plain.len() / 3), plain.len() / rows / 3);
+    for row in plain.chunks_exact(3 * tap) {
+        let (left, others) = row.split_at(tap);
+        let (middle, right) = others.split_at(tap);
+        let taps = left.iter().zip(middle).zip(right).map(|((left, middle), right)| (left, middle, right));
+        // A loop of its own for each, so that the compiler makes vectors of it.
+        match slab {
+            0 => packed.extend(taps.map(|(left, middle, right)| 0.5 * (left + middle + right))),
+            1 => packed.extend(taps.map(|(left, middle, right)| 0.5 * (left - middle + right))),
+            2 => packed.extend_from_slice(left),
+            _ => packed.extend(right.iter().map(|right| -right)),
+        }
+    }
+    packed
 }
 
 /// Place of input channel `k` of a step and output channel `n` of `columns` in [`WeightOrder::Fragments`]: [product][two

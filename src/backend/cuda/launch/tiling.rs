@@ -28,8 +28,8 @@ impl TileWidths {
     /// For widths that the wide tiles do not divide, such as 96 and 192.
     pub const NARROW: TileWidths = TileWidths { columns: 96, row_bytes: 64 };
 
-    /// By the layout alone, so that weights have the same size on every card. Narrow tiles take no statistics, and
-    /// have no kernels that shrink frames or upsample in pairs.
+    /// By the layout alone, on every card. Narrow tiles take no statistics, and have no kernels that shrink frames or
+    /// upsample in pairs.
     pub fn of(layout: &ConvLayout) -> TileWidths {
         let has_kernels = match layout.window {
             Window::Point | Window::Same => true,

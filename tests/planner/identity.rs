@@ -44,8 +44,9 @@ fn on_every_gpu(test: impl Fn(&str)) {
     });
 }
 
-/// What plans offload depends on the memory that kernels take. These tests were made for CUDA's.
-fn expects_offloading(device: &str) -> bool {
+/// Plans depend on the memory that kernels take. Those of these jobs for Vulkan fetch no weights of some models, and
+/// rematerialise no hidden frames to encode.
+fn has_plans_of_cuda(device: &str) -> bool {
     device.starts_with("cuda")
 }
 
@@ -274,7 +275,7 @@ fn memory_limits_without_tiles_change_no_bit() {
 }
 
 /// Number of plans with offloaded causal caches, and with offloaded weights.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct OffloadedPlans {
     caches: u64,
     weights: u64,
@@ -324,8 +325,8 @@ fn offloaded_causal_caches_change_no_bit() {
                         assert!(run_stream(&stream, &work, 3, 2) == expected, "streamed {text}");
                     }
                 });
-                println!("{device} {node} {cache}, model {model}: {found:?}");
-                assert!(found.caches > 0 && found.weights > 0 || !expects_offloading(device), "{node} {cache}");
+                assert!(found.caches > 0, "{node} {cache}");
+                assert!(found.weights > 0 || !has_plans_of_cuda(device), "{node} {cache}");
             }
         }
     });
@@ -374,8 +375,8 @@ fn rematerialised_hidden_frames_change_no_bit() {
                 within_limits(&vae, &work, 20, |_, text| {
                     hidden.set(hidden.get() + u32::from(text.contains("hidden frame")));
                 });
-                println!("{device} {node} {latent:?}: {} plans with hidden frames", hidden.get());
-                assert!(hidden.get() > 0 || !expects_offloading(device), "{node} {latent:?}");
+                let expected = node == "decode" || has_plans_of_cuda(device);
+                assert!(hidden.get() > 0 || !expected, "{node} {latent:?}");
             }
         }
     });
@@ -383,7 +384,7 @@ fn rematerialised_hidden_frames_change_no_bit() {
 
 #[test]
 fn small_limits_change_no_bit_of_a_still_image() {
-    on_every_gpu(|device| {
+    on_every_gpu(|_| {
         let mut random = Random(13);
         for (node, input, output) in [
             ("decode", [2, 16, 1, 150, 201], [2, 3, 1, 1200, 1608]),
@@ -391,7 +392,7 @@ fn small_limits_change_no_bit_of_a_still_image() {
         ] {
             let work = Work::random(&mut random, node, input, output);
             let found = within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, _| {});
-            assert!(found.caches > 0 || node == "encode" || !expects_offloading(device));
+            assert!(found.caches > 0 || node == "encode");
         }
     });
 }

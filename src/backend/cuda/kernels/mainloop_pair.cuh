@@ -1,12 +1,12 @@
-// Mainloop of conv_wgmma_pair, conv_wgmma_pair_96 and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3) in
-// time. And of conv_wgmma_columns: two adjacent columns of a frame, likewise along its rows.
+// Mainloop of conv_wgmma_pair, conv_wgmma_pair_96 and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3)
+// in time. And of conv_wgmma_columns: two adjacent columns of a frame, likewise along its rows.
 //
 //     m0 = U0 (d0 - d2)    m1 = U1 (d1 + d2)    m2 = U2 (d2 - d1)    m3 = U3 (d1 - d3)
 //     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
 //
-// d0 to d3 are the input frames, or columns, of both, U0 to U3 sums of the weights. m1 and m2 are summed apart, over all
-// channels and taps; then their sum and their difference; then m0 and -m3 come on top. So two accumulators suffice, and
-// each frame's sum has the same products in the same order if the other frame is missing.
+// d0 to d3 are the input frames, or columns, of both, U0 to U3 sums of the weights. m1 and m2 are summed apart, over
+// all channels and taps; then their sum and their difference; then m0 and -m3 come on top. So two accumulators
+// suffice, and each frame's sum has the same products in the same order if the other frame is missing.
 //
 // A stage holds 32 channels of two patches, a tile of weights 32 channels of two slabs. So products of both sums take
 // turns, and none waits for the one before. Patches are loaded as they are. The transforming warps add and subtract

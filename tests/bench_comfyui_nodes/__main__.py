@@ -61,7 +61,7 @@ def start(options: argparse.Namespace) -> None:
     import comfy.model_patcher
 
     if dynamic and management.is_nvidia() and comfy_aimdo.control.init_device(management.get_torch_device().index):
-        # As main.py does. Without a level it prints every allocation, and core's calls take longer.
+        # As main.py does. Without a level it prints every allocation.
         comfy_aimdo.control.set_log_info()
         comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
         comfy.memory_management.aimdo_enabled = True

@@ -181,7 +181,7 @@ impl<'a> BlockPacking<'a> {
     }
 }
 
-/// One of the four slabs of pairs of columns, in the order of the kernels: Winograd F(2,3) along the rows of 3 x 3 taps.
+/// One of the four slabs of pairs of columns, in the order of the kernels: Winograd F(2,3) along rows of 3 x 3 taps.
 fn column_slab(slab: usize, plain: &[f32]) -> Vec<f32> {
     let rows = COLUMN_PAIR_ROWS as usize;
     let (mut packed, tap) = (Vec::with_capacity(plain.len() / 3), plain.len() / rows / 3);
@@ -291,8 +291,8 @@ impl MainTiles {
         }
     }
 
-    /// For pairs of frames or columns: two slabs side by side, of which this is the first or the second. [phase][channel
-    /// tile][step][tap][slab][output channel][input channels of a step]. Rows have 64 bytes. A wide K block is two steps.
+    /// For pairs of frames or columns: two slabs side by side, of which this is the first or the second.
+    /// [phase][channel tile][step][tap][slab][output channel][input channels of a step]. Rows have 64 bytes. A wide K block is two steps.
     fn pack_paired<E: PackedElement>(
         &self,
         (rows, columns): (usize, usize),

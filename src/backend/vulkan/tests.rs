@@ -168,8 +168,8 @@ fn attention_matches_the_cpu() {
     }
 }
 
-/// Frames whose keys grow from the first pixel to the last: slowly in one frame, fast in the other. `factor`: of the queries
-/// of a pixel. Queries and keys are eighths that every precision has, so scores are exact.
+/// Frames whose keys grow from the first pixel to the last: slowly in one frame, fast in the other. `factor`: of the
+/// queries of a pixel. Queries and keys are eighths that every precision has, so scores are exact.
 fn growing_keys(shape: FrameShape, factor: impl Fn(u64) -> f32) -> Vec<f32> {
     let (pixels, channels, mut random) = (shape.pixels(), shape.channels, Lcg(6));
     let mut values = Vec::new();

@@ -218,8 +218,8 @@ pub const CONV_PAIR_TILE: (i32, i32) = (CONV_PAIR_BLOCK.0, CONV_PAIR_BLOCK.1 * C
 /// Bytes of a pixel in a patch of the kernels of pairs, and of an output channel in a slab's half of a tile of weights.
 pub const PAIR_ROW_BYTES: u64 = ROW_BYTES / 2;
 
-/// Whether the kernels of warpgroup products compute a layer by pairs of columns: Winograd F(2,3) along rows. Its frames
-/// have one term, so there is nothing to share in time. Its input is normalised, so sums stay in the range of f16.
+/// Whether the kernels of warpgroup products compute a layer by pairs of columns: Winograd F(2,3) along rows. Frames
+/// have one term, so there is nothing to share in time. The input is normalised, so sums stay in the range of f16.
 pub fn suits_column_pairs(layout: &ConvLayout) -> bool {
     let is_main = matches!(ConvKernel::of(layout), Ok(ConvKernel::Main));
     let is_normalised = layout.prologue != Prologue::None;

@@ -185,7 +185,7 @@ impl WeightStorage for Cuda {
         let _current = self.context().enter()?;
         // As in `allocate`: weights are prepared before a job's memory is allocated.
         self.launcher.load_conv(conv)?;
-        let (layout, order) = (self.launcher.sizes.weight_layout(conv), self.launcher.weight_order(conv));
+        let (layout, order) = (self.launcher.sizes.weight_layout(conv), self.launcher.sizes.weight_order(conv));
         let (store, precision) = (Arc::clone(store), self.precision());
         Ok(PreparedConv { store, offset, conv: *conv, layout, precision, order })
     }

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{
     COLUMN_PAIR_ROWS, COLUMN_PAIR_TAPS, ConvKernel, PAIR_ROW_BYTES, TILE_CHANNELS, TileWidths, UNIT_BYTES, WeightOrder,
-    channel_tiles, padded_outputs, suits_column_pairs, tap_order,
+    channel_tiles, padded_outputs, tap_order,
 };
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, WeightPart, Window};
@@ -99,7 +99,7 @@ impl<'a> BlockPacking<'a> {
     ) -> Result<BlockPacking<'a>> {
         let (kernel, element, widths) = (ConvKernel::of(layout)?, size_of::<E>(), TileWidths::of(layout));
         let window = if block.shortcut { Window::Point } else { layout.window };
-        let in_columns = !block.shortcut && order == WeightOrder::Swizzled && suits_column_pairs(layout);
+        let in_columns = !block.shortcut && order == WeightOrder::ColumnPairs;
         let taps = if in_columns { COLUMN_PAIR_TAPS } else { window.taps() };
         let slab_elements = match kernel {
             ConvKernel::In => conv_in_elements(layout),
@@ -246,7 +246,7 @@ impl<E: PackedElement> RowPacking<E> {
                 E::round_all(row, &mut rounded[..columns]);
             }
             match self.order {
-                WeightOrder::Swizzled => {
+                WeightOrder::Swizzled | WeightOrder::ColumnPairs => {
                     for (n, into) in into.chunks_exact_mut(row).enumerate().take(columns) {
                         let into = &mut into[(at ^ self.swizzle(n)) * unit..][..unit];
                         into.iter_mut().zip(&self.rounded).for_each(|(to, rounded)| *to = rounded[n]);
@@ -292,7 +292,8 @@ impl MainTiles {
     }
 
     /// For pairs of frames or columns: two slabs side by side, of which this is the first or the second.
-    /// [phase][channel tile][step][tap][slab][output channel][input channels of a step]. Rows have 64 bytes. A wide K block is two steps.
+    /// [phase][channel tile][step][tap][slab][output channel][input channels of a step]. Rows have 64 bytes. A wide K
+    /// block is two steps.
     fn pack_paired<E: PackedElement>(
         &self,
         (rows, columns): (usize, usize),
@@ -356,6 +357,9 @@ fn conv_out_elements<E: PackedElement>(layout: &ConvLayout) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Precision;
+    use crate::backend::cuda::driver::KernelArch;
+    use crate::backend::cuda::launch::CudaSizes;
     use crate::backend::cuda::launch::tiling::PAIRS;
     use crate::ir::{ConvSource, Norm, Prologue};
     use crate::testing::{CutSlabs, SlabSource};
@@ -476,8 +480,8 @@ mod tests {
                     _ => slab * tiles * steps * taps + tap_index,
                 };
                 let within = match order {
-                    WeightOrder::Swizzled => n * step + ((k / 4) ^ (n / 2 % 4)) * 4 + k % 4,
                     WeightOrder::Fragments => in_fragments::<f32>(96, k, n),
+                    _ => n * step + ((k / 4) ^ (n / 2 % 4)) * 4 + k % 4,
                 };
                 assert_eq!(
                     packed[tile_at * tile_elements + within],
@@ -496,7 +500,7 @@ mod tests {
         let (cin, cout) = (cin as usize, cout as usize);
         // Small whole numbers: their sums and halves are exact.
         let plain: Vec<f32> = (0..9 * cin * cout).map(|i| (i * 7919 % 61) as f32 - 30.0).collect();
-        let packed = packed::<f32>(WeightOrder::Swizzled, &layout, std::slice::from_ref(&plain));
+        let packed = packed::<f32>(WeightOrder::ColumnPairs, &layout, std::slice::from_ref(&plain));
         let (tiles, steps) = (2, cin.next_multiple_of(32) / step);
         assert_eq!(packed.len(), 12 * tiles * steps * 128 * step);
         for (row, c, channel) in (0..3).flat_map(|row| (0..cin).flat_map(move |c| (0..cout).map(move |n| (row, c, n))))
@@ -512,6 +516,51 @@ mod tests {
                 assert_eq!(packed[tile_at * 128 * step + within], weight, "slab {slab}, row {row}, {c} to {channel}");
             }
         }
+    }
+
+    /// Bytes that the blocks of a layer are packed to, those of a shortcut apart.
+    fn packed_bytes<E: PackedElement>(order: WeightOrder, layout: &ConvLayout) -> [u64; 2] {
+        let mut bytes = [0; 2];
+        for part in parts(layout) {
+            let WeightPart::Block(block) = part else { continue };
+            let packing = BlockPacking::new::<E>(layout, &block, order).unwrap();
+            let slabs = block.slabs(layout);
+            bytes[usize::from(block.shortcut)] +=
+                (slabs.end - slabs.start) * (packing.slab_elements * size_of::<E>()) as u64;
+        }
+        bytes
+    }
+
+    #[test]
+    fn weights_take_as_much_as_was_planned_on_every_card() {
+        let of = |cin, cout, window| ConvLayout { shortcut: Some(72), ..layout(cin, cout, window) };
+        let normalised = |layout| ConvLayout { prologue: Prologue::NormSilu, ..layout };
+        let narrow = |layout| ConvLayout { norm: Norm::Pixel, ..layout };
+        let mut in_columns = 0;
+        for (cin, cout) in [(64, 128), (100, 136), (96, 96)] {
+            for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
+                let plain = of(cin, cout, window);
+                let several = ConvLayout { slabs: 3, ..plain };
+                for layout in [plain, several, normalised(plain), normalised(several), narrow(normalised(plain))] {
+                    for arch in [KernelArch::new(8, 0), KernelArch::new(8, 6), KernelArch::HOPPER] {
+                        for precision in [Precision::Fp16, Precision::Bf16, Precision::Fp32] {
+                            let sizes = CudaSizes::new(precision, arch);
+                            let (order, planned) = (sizes.weight_order(&layout), sizes.weight_layout(&layout));
+                            let [slabs, shortcut] = match precision {
+                                Precision::Fp16 => packed_bytes::<f16>(order, &layout),
+                                Precision::Bf16 => packed_bytes::<bf16>(order, &layout),
+                                Precision::Fp32 => packed_bytes::<f32>(order, &layout),
+                            };
+                            assert_eq!(slabs, layout.slabs * planned.slab_bytes, "{layout:?}, {order:?}");
+                            assert_eq!(slabs, planned.shortcut, "{layout:?}, {order:?}");
+                            assert_eq!(slabs + shortcut, planned.bias, "{layout:?}, {order:?}");
+                            in_columns += u64::from(order == WeightOrder::ColumnPairs);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(in_columns > 0);
     }
 
     /// As warpgroup products read them, for every element type.

@@ -10,7 +10,10 @@ use super::error::{check, host_memory_exhausted, is_device_lost};
 use super::stream::synchronise_all;
 use crate::backend::gpu::{HostBlock, check_region};
 use crate::error::Result;
-use crate::thread_pool::{for_each, threads_for};
+use crate::thread_pool::{at_once, for_each, threads_for};
+
+/// The part of a block that is faulted in before the driver begins to pin: one in so many.
+const PART_AHEAD: usize = 4;
 
 /// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned. It has to be
 /// dropped before the streams that copy from and to it.
@@ -24,10 +27,7 @@ impl PinnedMemory {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<PinnedMemory> {
         let mapped = MmapMut::map_anon(bytes.max(1) as usize);
         let mut memory = mapped.map_err(|why| host_memory_exhausted(bytes, why))?;
-        populate(&mut memory);
-        let _current = context.enter()?;
-        // SAFETY: the block is that long, and lives until it is unregistered in drop.
-        let answer = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), memory.len(), 0) };
+        let answer = populate_and_register(context, &mut memory)?;
         // Everything but a lost device means that the system pins no more, and pageable memory will do.
         if is_device_lost(answer) {
             check("pinning host memory", answer)?;
@@ -59,11 +59,27 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes
-/// seconds for the gigabytes that a tight limit offloads.
-fn populate(memory: &mut MmapMut) {
+/// Pins the memory. The driver pins pages in order. It would fault missing ones in one by one, which takes seconds for
+/// the gigabytes that a tight limit offloads. So all cores fault a part in, in large pages, and the rest ahead of the
+/// driver.
+fn populate_and_register(context: &Arc<Context>, memory: &mut MmapMut) -> Result<sys::CUresult> {
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
+    let (address, bytes) = (memory.as_ptr().expose_provenance(), memory.len());
+    let register = || {
+        let _current = context.enter()?;
+        // SAFETY: the block is that long, and lives until it is unregistered in drop.
+        Ok(unsafe { sys::cuMemHostRegister_v2(std::ptr::with_exposed_provenance_mut(address), bytes, 0) })
+    };
+    let (ahead, rest) = memory.split_at_mut(bytes / PART_AHEAD);
+    populate(ahead);
+    let registered = at_once(vec![()], |()| register(), || populate(rest)).pop();
+    // Without a thread, it is pinned now.
+    registered.and_then(Result::ok).unwrap_or_else(register)
+}
+
+/// Touches every page on several threads.
+fn populate(memory: &mut [u8]) {
     const PART: usize = 64 << 20;
     const PAGE: usize = 4096;
     let threads = threads_for(memory.len() / PAGE);

@@ -1,8 +1,10 @@
 // 3x3 convolution of 4 input channels (pixels; the fourth is zero padding) to many. Bound by writing the output.
 //
-// All taps of all terms form one short inner dimension: 27 taps x 4 channels, padded to 112. The patch is in shared
-// memory with 4 channels a pixel, so a lane's part of the inner dimension is one 4-byte load. A block loads weights and
-// patch for a whole run of adjacent tiles. After that no warp waits for another, and stores overlap with products.
+// All taps of all terms form one short inner dimension: 27 taps x 4 channels, padded to 112. conv_in_alone is for
+// frames of one term each, 9 taps x 4 channels, padded to 48: it leaves out products with zeros, so the bits are the
+// same. The patch is in shared memory with 4 channels a pixel, so a lane's part of the inner dimension is one 4-byte
+// load. A block loads weights and patch for a whole run of adjacent tiles. After that no warp waits for another, and
+// stores overlap with products.
 //
 // Output channels are assigned to product columns so that a lane's columns are adjacent channels: it stores whole units
 // without a shuffle.
@@ -16,11 +18,14 @@ constexpr int TILE_ROWS = 8;
 constexpr int TILE_COLS = 16;
 constexpr int THREADS = 256;
 constexpr int BLOCKS_PER_SM = 2;
+constexpr int ALONE_BLOCKS_PER_SM = 3;
 constexpr int MAX_RUN_2B = 8;  // tiles of a block: 2-byte elements
 constexpr int MAX_RUN_4B = 4;  // 4-byte elements
 constexpr int MAX_RUN = ELEMENT_BYTES == 4 ? MAX_RUN_4B : MAX_RUN_2B;
 constexpr int SHARED_BYTES_2B = 77664;
 constexpr int SHARED_BYTES_4B = 98752;
+constexpr int ALONE_SHARED_BYTES_2B = 39200;
+constexpr int ALONE_SHARED_BYTES_4B = 44864;
 
 // A warp computes 32 channels of two row pairs, one pair per pass.
 constexpr int WARPS = THREADS / 32;
@@ -30,25 +35,36 @@ constexpr int PASSES = ROW_PAIRS * (TILE_CHANNELS / WARP_CHANNELS) / WARPS;
 // Of a lane and pixel: blocks that make a unit, and units.
 constexpr int UNIT_BLOCKS = UNIT_CHANNELS / 2, UNITS = BLOCKS / UNIT_BLOCKS;
 constexpr int PIXEL_BYTES = 4 * ELEMENT_BYTES;  // a pixel, and the weights of a tap
-constexpr int TERMS = 3, TAPS = 9;
-constexpr int STEP_TAPS = K_STEP_BYTES / PIXEL_BYTES, PADDED_TAPS = 28, K_STEPS = PADDED_TAPS / STEP_TAPS;
+constexpr int ALL_TERMS = 3, TAPS = 9;  // of a frame of any layer
+constexpr int STEP_TAPS = K_STEP_BYTES / PIXEL_BYTES;
 // Pixels of a patch row. With 2-byte elements, lanes read two taps at once, at times the last of a row and the first of
 // the next: the pitch puts these 64 bytes apart modulo all banks. With 4-byte elements they read one tap.
 constexpr int PITCH = MAX_RUN * TILE_COLS + (ELEMENT_BYTES == 2 ? 10 : 2);
 constexpr int PATCH_PIXELS = (TILE_ROWS + 2) * PITCH;
-// In elements. An odd number of units avoids bank conflicts of ldmatrix.
-constexpr int WEIGHT_PITCH = PADDED_TAPS * 4 + UNIT_CHANNELS;
-// K steps with weights in registers. With 4-byte elements there are too few registers.
-constexpr int HELD_STEPS = ELEMENT_BYTES == 2 ? K_STEPS : 0;
 
+/// The inner dimension of frames with up to TERMS terms.
+template <int TERMS>
+struct Inner {
+    static constexpr int PADDED_TAPS = (TERMS * TAPS + 3) / 4 * 4, K_STEPS = PADDED_TAPS / STEP_TAPS;
+    // In elements. An odd number of units avoids bank conflicts of ldmatrix.
+    static constexpr int WEIGHT_PITCH = PADDED_TAPS * 4 + UNIT_CHANNELS;
+    // K steps with weights in registers. With 4-byte elements there are too few registers. Few terms leave registers
+    // for a third block instead.
+    static constexpr int HELD_STEPS = ELEMENT_BYTES == 2 && TERMS > 1 ? K_STEPS : 0, HELD = HELD_STEPS ? HELD_STEPS : 1;
+    static constexpr int UNROLLED_STEPS = ELEMENT_BYTES == 2 ? K_STEPS : 1;
+};
+
+template <int TERMS>
 struct Shared {
-    Element weights[TILE_CHANNELS][WEIGHT_PITCH];
+    Element weights[TILE_CHANNELS][Inner<TERMS>::WEIGHT_PITCH];
     u8 patch[TERMS][PATCH_PIXELS][PIXEL_BYTES];
     alignas(16) float2 norm[TILE_CHANNELS];  // scale and shift
     float bias[TILE_CHANNELS];
     WarpMoments<TILE_CHANNELS / 4> moments[MAX_RUN][ROW_PAIRS];
 };
-static_assert(sizeof(Shared) == (ELEMENT_BYTES == 4 ? SHARED_BYTES_4B : SHARED_BYTES_2B),
+static_assert(sizeof(Shared<ALL_TERMS>) == (ELEMENT_BYTES == 4 ? SHARED_BYTES_4B : SHARED_BYTES_2B),
+              "dynamic shared memory of a launch");
+static_assert(sizeof(Shared<1>) == (ELEMENT_BYTES == 4 ? ALONE_SHARED_BYTES_4B : ALONE_SHARED_BYTES_2B),
               "dynamic shared memory of a launch");
 
 enum class Output { PLAIN, NORM, NORM_SILU };
@@ -72,8 +88,9 @@ __device__ __forceinline__ u32 column_of(u32 channel) {
 }
 
 /// Loads the weights of the frame's terms; zeros for missing terms. Packed slabs are [channel][tap][4 input channels].
+template <int TERMS>
 __device__ __forceinline__ void load_weights(const ConvParams& p, const FrameParams& frame, int channel_tile,
-                                             Shared& shared) {
+                                             Shared<TERMS>& shared) {
     const u8* slab[TERMS];
 #pragma unroll
     for (int term = 0; term < TERMS; ++term) {
@@ -86,13 +103,15 @@ __device__ __forceinline__ void load_weights(const ConvParams& p, const FramePar
         for (int term = 0; term < TERMS; ++term)
             cp_async_pixel(to + term * TAPS * 4, slab[term] + i * PIXEL_BYTES, term < frame.terms);
     }
-    if (threadIdx.x < TILE_CHANNELS)
-        cp_async_pixel(&shared.weights[threadIdx.x][TERMS * TAPS * 4], p.source[0].weights, false);
+    for (int tap = TERMS * TAPS; tap < Inner<TERMS>::PADDED_TAPS; ++tap)
+        if (threadIdx.x < TILE_CHANNELS)
+            cp_async_pixel(&shared.weights[threadIdx.x][tap * 4], p.source[0].weights, false);
 }
 
 /// Loads a patch of each term's frame for `tiles` tiles; zeros outside the image and for missing terms.
+template <int TERMS>
 __device__ __forceinline__ void load_patch(const ConvParams& p, const FrameParams& frame, int x0, int y0, int tiles,
-                                           Shared& shared) {
+                                           Shared<TERMS>& shared) {
     const FramePart& part = p.part[MAIN];
     const int height = p.source[0].height;
     const int lane = threadIdx.x % 32;
@@ -110,15 +129,17 @@ __device__ __forceinline__ void load_patch(const ConvParams& p, const FrameParam
     }
 }
 
-/// Byte offset of a tap in the patch. The padding tap has zero weights and reads where the first tap does.
-constexpr __host__ __device__ int tap_offset(int tap) {
-    return (tap % (TERMS * TAPS) / TAPS * PATCH_PIXELS + tap % TAPS / 3 * PITCH + tap % 3) * PIXEL_BYTES;
+/// Byte offset of a tap in the patch. Padding taps have zero weights and read where the first taps do.
+constexpr __host__ __device__ int tap_offset(int tap, int terms) {
+    return (tap % (terms * TAPS) / TAPS * PATCH_PIXELS + tap % TAPS / 3 * PITCH + tap % 3) * PIXEL_BYTES;
 }
 
 /// Adds the products of 2 x 16 pixels and a warp's channels. `patch`: the lane's address under the first tap.
+template <int TERMS>
 __device__ __forceinline__ void multiply(float (&acc)[PAIR_ROWS][BLOCKS][4], u32 patch, int lane_tap,
-                                         const u32 (&held)[HELD_STEPS ? HELD_STEPS : 1][BLOCKS / 2][4], u32 weights) {
-#pragma unroll(HELD_STEPS ? K_STEPS : 1)
+                                         const u32 (&held)[Inner<TERMS>::HELD][BLOCKS / 2][4], u32 weights) {
+    constexpr int K_STEPS = Inner<TERMS>::K_STEPS, HELD_STEPS = Inner<TERMS>::HELD_STEPS;
+#pragma unroll(Inner<TERMS>::UNROLLED_STEPS)
     for (int step = 0; step < K_STEPS; ++step) {
         u32 b[BLOCKS / 2][4];
 #pragma unroll
@@ -127,7 +148,7 @@ __device__ __forceinline__ void multiply(float (&acc)[PAIR_ROWS][BLOCKS][4], u32
 #pragma unroll
                 for (int k = 0; k < 4; ++k) b[n][k] = held[step][n][k];
             } else {
-                ldmatrix_x4(b[n], weights + n * 16 * WEIGHT_PITCH * ELEMENT_BYTES + step * K_STEP_BYTES);
+                ldmatrix_x4(b[n], weights + n * 16 * Inner<TERMS>::WEIGHT_PITCH * ELEMENT_BYTES + step * K_STEP_BYTES);
             }
         }
         // This lane's 4 bytes of the lower and upper 16 of the step. Adjacent lanes may read two taps. Few distances
@@ -136,7 +157,8 @@ __device__ __forceinline__ void multiply(float (&acc)[PAIR_ROWS][BLOCKS][4], u32
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int first = STEP_TAPS * step + STEP_TAPS / 2 * half, last = first + STEP_TAPS / 2 - 1;
-            taps[half] = patch + lane_tap * (tap_offset(last) - tap_offset(first)) + tap_offset(first);
+            const int offset = tap_offset(first, TERMS), distance = tap_offset(last, TERMS) - offset;
+            taps[half] = patch + lane_tap * distance + offset;
         }
 #pragma unroll
         for (int m = 0; m < PAIR_ROWS; ++m) {
@@ -174,10 +196,11 @@ __device__ __forceinline__ uint4 unit_of(const Pair (&x)[BLOCKS], int unit) {
 #endif
 }
 
-template <Output OUTPUT>
+template <int TERMS, Output OUTPUT>
 __device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ __align__(16) u8 memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    Shared<TERMS>& shared = *reinterpret_cast<Shared<TERMS>*>(memory);
+    constexpr int WEIGHT_PITCH = Inner<TERMS>::WEIGHT_PITCH, HELD_STEPS = Inner<TERMS>::HELD_STEPS;
     constexpr int SIDE_WARPS = TILE_CHANNELS / WARP_CHANNELS;  // warps that cover all channels
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
     const int warp_channel = warp % SIDE_WARPS * WARP_CHANNELS, first_pair = warp / SIDE_WARPS * PASSES;
@@ -206,7 +229,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     const u32 weights = smem_address(shared.weights) +
                         (warp_channel + (lane & 7) + ((lane >> 4) << 3)) * WEIGHT_PITCH * ELEMENT_BYTES +
                         ((lane >> 3) & 1) * 16;
-    u32 held[HELD_STEPS ? HELD_STEPS : 1][BLOCKS / 2][4];
+    u32 held[Inner<TERMS>::HELD][BLOCKS / 2][4];
 #pragma unroll
     for (int step = 0; step < HELD_STEPS; ++step)
 #pragma unroll
@@ -232,7 +255,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
 #pragma unroll
             for (int m = 0; m < PAIR_ROWS; ++m) acc[m][b][0] = acc[m][b][2] = v.x, acc[m][b][1] = acc[m][b][3] = v.y;
         }
-        multiply(acc, patch, t * 4 / PIXEL_BYTES, held, weights);
+        multiply<TERMS>(acc, patch, t * 4 / PIXEL_BYTES, held, weights);
 
         Pair x[2 * PAIR_ROWS][BLOCKS];
         u32 valid = 0;
@@ -274,15 +297,20 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_in(const __grid_constant__ ConvParams p) {
-    convolve<Output::PLAIN>(p);
+    convolve<ALL_TERMS, Output::PLAIN>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_in_norm(const __grid_constant__ ConvParams p) {
-    convolve<Output::NORM>(p);
+    convolve<ALL_TERMS, Output::NORM>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_in_silu(const __grid_constant__ ConvParams p) {
-    convolve<Output::NORM_SILU>(p);
+    convolve<ALL_TERMS, Output::NORM_SILU>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? ALONE_BLOCKS_PER_SM : BLOCKS_PER_SM)
+    conv_in_alone(const __grid_constant__ ConvParams p) {
+    convolve<1, Output::PLAIN>(p);
 }

@@ -2,8 +2,8 @@
 //
 // A tile is 8 x 16 pixels of both frames, or of even and odd columns, by 128 or 96 output channels. Blocks are
 // persistent, in clusters of two adjacent tiles. Warpgroup 0 produces: warp 0 loads patches, warp 1 loads weights,
-// warps 2 and 3 transform patches. Warpgroups 1 and 2 consume: each computes 8 x 8 pixels of both frames. `p.frames` counts
-// pairs, or frames whose columns are pairs; `p.tiles_x` tiles of a cluster.
+// warps 2 and 3 transform patches. Warpgroups 1 and 2 consume: each computes 8 x 8 pixels of both frames. `p.frames`
+// counts pairs, or frames whose columns are pairs; `p.tiles_x` tiles of a cluster.
 #pragma once
 #include "mainloop_pair.cuh"
 #include "epilogue_wgmma.cuh"

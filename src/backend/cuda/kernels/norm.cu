@@ -40,29 +40,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid
     const int next_col = THREADS % cols, next_row = THREADS / cols % rows;  // from a record of this thread to its next
     const float pivot = threadIdx.x < count ? __ldg(records + static_cast<i64>(threadIdx.x) * p.quads).x : 0.0f;
     float elements = 0.0f, sum = 0.0f, squares = 0.0f;
-    for (int quad = 0; quad < p.group_quads; ++quad) {
-        int col = threadIdx.x % cols, row = threadIdx.x / cols % rows;
-        constexpr int LOADS = 8;  // in flight
-        for (int record = threadIdx.x; record < count; record += LOADS * THREADS) {
-            float2 part[LOADS];
+    // All records of this thread for a quad, then those for the next. Loads go ahead across quads.
+    const int first = threadIdx.x, first_col = first % cols, first_row = first / cols % rows;
+    const int own = first < count ? (count - first + THREADS - 1) / THREADS : 0;
+    int next_record = first, next_quad = 0;
+    int record = first, col = first_col, row = first_row;
+    constexpr int LOADS = 16;  // in flight
+    for (int left = own * p.group_quads; left > 0; left -= LOADS) {
+        float2 part[LOADS];
 #pragma unroll
-            for (int i = 0; i < LOADS; ++i)
-                if (record + i * THREADS < count)
-                    part[i] = __ldg(records + static_cast<i64>(record + i * THREADS) * p.quads + quad);
+        for (int i = 0; i < LOADS; ++i) {
+            if (i >= left) break;
+            part[i] = __ldg(records + static_cast<i64>(next_record) * p.quads + next_quad);
+            next_record += THREADS;
+            if (next_record >= count) next_record = first, ++next_quad;
+        }
 #pragma unroll
-            for (int i = 0; i < LOADS; ++i) {
-                if (record + i * THREADS >= count) break;
-                const int width = p.width - (record + i * THREADS < count - rows * cols ? 0 : p.missing_columns);
-                const float part_elements =
-                    4 * min(RECORD_ROWS, p.height - RECORD_ROWS * row) * min(RECORD_COLS, width - RECORD_COLS * col);
-                const float difference = part[i].x - pivot, weighted = difference * part_elements;
-                elements += part_elements;
-                sum += weighted;
-                squares += fmaf(weighted, difference, part[i].y);
-                col += next_col, row += next_row;
-                if (col >= cols) col -= cols, ++row;
-                if (row >= rows) row -= rows;
-            }
+        for (int i = 0; i < LOADS; ++i) {
+            if (i >= left) break;
+            const int width = p.width - (record < count - rows * cols ? 0 : p.missing_columns);
+            const float part_elements =
+                4 * min(RECORD_ROWS, p.height - RECORD_ROWS * row) * min(RECORD_COLS, width - RECORD_COLS * col);
+            const float difference = part[i].x - pivot, weighted = difference * part_elements;
+            elements += part_elements;
+            sum += weighted;
+            squares += fmaf(weighted, difference, part[i].y);
+            record += THREADS, col += next_col, row += next_row;
+            if (col >= cols) col -= cols, ++row;
+            if (row >= rows) row -= rows;
+            if (record >= count) record = first, col = first_col, row = first_row;
         }
     }
     const float mean = block_sum(fmaf(pivot, elements, sum), scratch) / total;
@@ -83,29 +89,48 @@ struct NormParams {
     int in_slot[MAX_FRAMES], out_slot[MAX_FRAMES];
 };
 
+/// The frame of a block, and its pixels: from `first` down to `stop`. Frames are read backwards: L2 still has what the
+/// convolution before has written last, and the convolution behind begins with what is written last here. The blocks
+/// of a single frame come in two rounds, so each round has half of the frame.
+struct Backwards {
+    int frame;
+    i64 first, stop, step;
+
+    __device__ __forceinline__ Backwards(i64 pixels, int block_pixels) {
+        frame = gridDim.y - 1 - blockIdx.y;
+        const bool halves = gridDim.y == 1 && gridDim.x > 1;
+        const u32 lower = halves ? (gridDim.x + 1) / 2 : gridDim.x, upper = gridDim.x - lower;
+        const bool is_upper = blockIdx.x >= lower;
+        const i64 middle = halves ? pixels / 2 : 0;
+        first = (is_upper ? middle : pixels) - 1 - static_cast<i64>(blockIdx.x - is_upper * lower) * block_pixels;
+        stop = is_upper ? 0 : middle;
+        step = static_cast<i64>(is_upper ? upper : lower) * block_pixels;
+    }
+};
+
 /// Each thread normalises one unit of channels of many pixels, four loads in flight.
 template <bool SILU>
 __device__ __forceinline__ void apply(const NormParams& p) {
     const int units = p.channels / UNIT_CHANNELS;
-    const int frame = blockIdx.y;
     const int block_pixels = blockDim.x / units;
+    const Backwards pixels(p.pixels, block_pixels);
+    const int frame = pixels.frame;
     if (threadIdx.x >= block_pixels * units) return;
     const int unit = threadIdx.x % units;
+    const i64 pixel_bytes = static_cast<i64>(p.channels) * ELEMENT_BYTES;
     const u8* in = p.in + p.in_slot[frame] * p.in_slot_bytes + unit * UNIT_BYTES;
     u8* out = p.out + p.out_slot[frame] * p.out_slot_bytes + unit * UNIT_BYTES;
     UnitNorm norm;
     norm.load(p.norm, p.in_slot[frame], unit * UNIT_CHANNELS);
-    const i64 pixel_bytes = static_cast<i64>(p.channels) * ELEMENT_BYTES;
-    const i64 step = pixel_bytes * gridDim.x * block_pixels, end = p.pixels * pixel_bytes;
-    const i64 first = pixel_bytes * (static_cast<i64>(blockIdx.x) * block_pixels + threadIdx.x / units);
-    for (i64 at = first; at < end; at += 4 * step) {
+    const i64 step = pixels.step * pixel_bytes, stop = pixels.stop * pixel_bytes;
+    for (i64 at = (pixels.first - threadIdx.x / units) * pixel_bytes; at >= stop; at -= 4 * step) {
         uint4 value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (at + i * step < end) value[i] = load_once(in + at + i * step);
+            if (at - i * step >= stop) value[i] = load_once(in + at - i * step);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (at + i * step < end) *reinterpret_cast<uint4*>(out + at + i * step) = norm.apply<SILU>(value[i]);
+            if (at - i * step >= stop) *reinterpret_cast<uint4*>(out + at - i * step) = norm.apply<SILU>(value[i]);
     }
 }
 
@@ -122,19 +147,20 @@ template <bool SILU>
 __device__ __forceinline__ void apply_by_pixel(const NormParams& p) {
     constexpr int HELD = 4;
     const int units = p.channels / UNIT_CHANNELS, lanes = pixel_lanes(p.channels);
-    const int lane = threadIdx.x % lanes, block_pixels = blockDim.x / lanes, frame = blockIdx.y;
+    const int lane = threadIdx.x % lanes, block_pixels = blockDim.x / lanes;
+    const Backwards pixels(p.pixels, block_pixels);
+    const int frame = pixels.frame;
     const int parts = (units + lanes * HELD - 1) / (lanes * HELD);
     const i64 pixel_bytes = static_cast<i64>(p.channels) * ELEMENT_BYTES;
     const u8* const in = p.in + p.in_slot[frame] * p.in_slot_bytes;
     u8* const out = p.out + p.out_slot[frame] * p.out_slot_bytes;
     const float* const gamma = p.norm.gamma;
-    const i64 step = static_cast<i64>(gridDim.x) * block_pixels;
     const int within_warp = threadIdx.x % 32 / lanes;
     // The lanes of a warp stay together: they exchange sums.
-    for (i64 warp_pixel = static_cast<i64>(blockIdx.x) * block_pixels + threadIdx.x / lanes - within_warp;
-         warp_pixel < p.pixels; warp_pixel += step) {
-        const i64 at = (warp_pixel + within_warp) * pixel_bytes;
-        const bool inside = warp_pixel + within_warp < p.pixels;
+    for (i64 warp_pixel = pixels.first - threadIdx.x / lanes + within_warp; warp_pixel >= pixels.stop;
+         warp_pixel -= pixels.step) {
+        const i64 at = (warp_pixel - within_warp) * pixel_bytes;
+        const bool inside = warp_pixel - within_warp >= pixels.stop;
         uint4 value[HELD];
         const auto unit_of = [&](int part, int i) { return (part * HELD + i) * lanes + lane; };
         const auto has = [&](int unit) { return inside && unit < units; };

@@ -7,11 +7,9 @@ use super::kernels::WgmmaKernels;
 use super::launcher::Launcher;
 use super::params::ConvParams;
 use super::queue::JobBlock;
-use super::tiling::{self, ConvKernel, MAX_FRAMES, TileWidths, WeightOrder};
+use super::tiling::{self, ConvIn, ConvKernel, MAX_FRAMES, TileWidths, WeightOrder};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
-use crate::backend::gpu::{
-    self, ConvBand, ConvLaunch, LaunchConv, RowSizes, WeightAddresses, conv_products, conv_whole,
-};
+use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, WeightAddresses, conv_products, conv_whole};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, Norm, Offsets, Prologue, Window};
 
@@ -25,6 +23,7 @@ struct ConvVariant {
     threads: u32,
     /// Reads and writes by tensor maps; blocks are persistent.
     wgmma: bool,
+    from_pixels: Option<ConvIn>,
 }
 
 impl WgmmaKernels {
@@ -37,7 +36,7 @@ impl WgmmaKernels {
             (false, false) => &self.pair,
         };
         let (kernel, tile) = (kernel.clone(), tiling::CONV_PAIR_TILE);
-        ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+        ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true, from_pixels: None }
     }
 
     fn variant(&self, layout: &ConvLayout, tile: (i32, i32)) -> ConvVariant {
@@ -46,51 +45,47 @@ impl WgmmaKernels {
             _ if TileWidths::of(layout).is_narrow() => &self.plain_96,
             _ => &self.plain,
         };
-        ConvVariant { kernel: kernel.clone(), tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+        ConvVariant {
+            kernel: kernel.clone(),
+            tile,
+            threads: tiling::CONV_WGMMA_THREADS,
+            wgmma: true,
+            from_pixels: None,
+        }
     }
 }
 
 impl Launcher {
-    /// Of a convolution of many channels. Only the kernels of warpgroup products read swizzled weights.
-    pub fn weight_order(&self, layout: &ConvLayout) -> WeightOrder {
-        // The epilogue of `conv_wgmma` stores a K block of a phase's channels at a time.
-        let k_block = TileWidths::of(layout).k_block(self.sizes.element());
-        let whole = layout.window != Window::Up || layout.cout.is_multiple_of(k_block);
-        if self.kernels.conv_wgmma.is_some() && whole { WeightOrder::Swizzled } else { WeightOrder::Fragments }
-    }
-
-    /// `next`: the prologue that is applied to the output.
+    /// Of a convolution of many channels.
     fn conv_variant(
         &self,
         layout: &ConvLayout,
         grid: FrameShape,
         rows: &Range<u64>,
-        next: Prologue,
         pairs: bool,
     ) -> Result<ConvVariant> {
         let wgmma = self.kernels.conv_wgmma.as_ref();
-        let wgmma = wgmma.filter(|_| self.weight_order(layout) == WeightOrder::Swizzled);
-        match (ConvKernel::of(layout)?, wgmma) {
-            (ConvKernel::In, _) => Ok(self.conv_in_variant(next)),
-            _ if next != Prologue::None => {
-                Err(Error::Internal("a convolution of many channels cannot normalise its output".into()))
-            }
-            (ConvKernel::Out, _) if !pairs => Err(Error::Internal("a convolution to pixels needs partial sums".into())),
-            (_, Some(wgmma)) if pairs => Ok(wgmma.pair_variant(layout, self.sizes.in_column_pairs(layout))),
-            (_, Some(wgmma)) => Ok(wgmma.variant(layout, tiling::conv_wgmma_tile(grid, rows))),
-            (_, None) if pairs => self.conv_mma_pair_variant(layout),
-            (_, None) => Ok(self.conv_mma_variant(layout)),
+        let wgmma = wgmma.filter(|_| self.sizes.weight_order(layout) != WeightOrder::Fragments);
+        match wgmma {
+            Some(wgmma) if pairs => Ok(wgmma.pair_variant(layout, self.sizes.in_column_pairs(layout))),
+            Some(wgmma) => Ok(wgmma.variant(layout, tiling::conv_wgmma_tile(grid, rows))),
+            None if pairs => self.conv_mma_pair_variant(layout),
+            None => Ok(self.conv_mma_variant(layout)),
         }
     }
 
-    fn conv_in_variant(&self, next: Prologue) -> ConvVariant {
+    /// Of a convolution from pixels. `next`: the prologue that is applied to the output.
+    fn conv_in_variant(&self, frames: &[ConvFrame<Offsets>], next: Prologue) -> ConvVariant {
+        let alone = next == Prologue::None && frames.iter().all(|frame| frame.terms.len() == 1);
         let kernel = match next {
+            Prologue::None if alone => &self.kernels.conv_in_alone,
             Prologue::None => &self.kernels.conv_in,
             Prologue::Norm => &self.kernels.conv_in_norm,
             Prologue::NormSilu => &self.kernels.conv_in_silu,
         };
-        let kernel = kernel.clone();
-        ConvVariant { kernel, tile: tiling::CONV_TILE, threads: tiling::CONV_IN_THREADS, wgmma: false }
+        let (tile, threads) = (tiling::CONV_TILE, tiling::CONV_IN_THREADS);
+        let from_pixels = Some(ConvIn { precision: self.sizes.precision, alone });
+        ConvVariant { kernel: kernel.clone(), tile, threads, wgmma: false, from_pixels }
     }
 
     fn conv_mma_pair_variant(&self, layout: &ConvLayout) -> Result<ConvVariant> {
@@ -102,7 +97,7 @@ impl Launcher {
         };
         let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
         let kernel = kernel.clone().ok_or_else(missing)?;
-        Ok(ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false })
+        Ok(ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false, from_pixels: None })
     }
 
     fn conv_mma_variant(&self, layout: &ConvLayout) -> ConvVariant {
@@ -114,20 +109,21 @@ impl Launcher {
             _ if tiling::passes_partial_sums(layout) => (&kernels.conv_mma_partial, all_threads),
             _ => (&kernels.conv_mma, all_threads),
         };
-        ConvVariant { kernel: kernel.clone(), tile: tiling::CONV_TILE, threads, wgmma: false }
+        ConvVariant { kernel: kernel.clone(), tile: tiling::CONV_TILE, threads, wgmma: false, from_pixels: None }
     }
 
     /// Loads the kernel of a layer. The context has to be current.
     pub fn load_conv(&self, layout: &ConvLayout) -> Result<()> {
         // Which kernel it is does not depend on the rows.
-        let variant = |pairs| self.conv_variant(layout, FrameShape::new(0, 0, 0), &(0..0), Prologue::None, pairs);
+        let variant = |pairs| self.conv_variant(layout, FrameShape::new(0, 0, 0), &(0..0), pairs);
         let in_columns = self.sizes.in_column_pairs(layout);
         if layout.pairs.is_some() || in_columns {
             variant(true)?.kernel.function()?;
         }
         let kernel = match ConvKernel::of(layout)? {
+            ConvKernel::In => self.kernels.conv_in.clone(),
             ConvKernel::Out => self.kernels.conv_out(layout.norm).clone(),
-            _ => variant(in_columns)?.kernel,
+            ConvKernel::Main => variant(in_columns)?.kernel,
         };
         kernel.function().map(|_| ())
     }
@@ -141,7 +137,14 @@ impl Launcher {
         band: &ConvBand<Launcher>,
     ) -> Result<ConvParams> {
         let (layout, grid) = (conv.layout, gpu::tile_grid(conv.layout, conv.input));
-        let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue(), launched.is_paired())?;
+        let next = band.next_prologue();
+        let variant = match ConvKernel::of(layout)? {
+            ConvKernel::In => self.conv_in_variant(frames, next),
+            ConvKernel::Main if next == Prologue::None => {
+                self.conv_variant(layout, grid, &band.rows, launched.is_paired())?
+            }
+            of => return Err(Error::Internal(format!("{of:?} neither runs in bands nor normalises its output"))),
+        };
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
         let builder = ConvParamsBuilder { sizes, block, weights, conv, frames, band, launched, tile, tensor_maps };
         let params = builder.build()?;
@@ -151,7 +154,7 @@ impl Launcher {
             let first_row = params.first_row + rows.start as i32 * tile.0;
             let tiles_y = (rows.end - rows.start) as i32;
             let params = ConvParams { first_row, tiles_y, ..params };
-            self.launch_tiles(&variant, layout, (launched, band.queue), params)?;
+            self.launch_tiles(&variant, (launched, band.queue), params)?;
         }
         Ok(params)
     }
@@ -159,19 +162,18 @@ impl Launcher {
     fn launch_tiles(
         &self,
         variant: &ConvVariant,
-        layout: &ConvLayout,
         (launched, stream): (&LaunchedFrames, Option<&CudaStream>),
         mut params: ConvParams,
     ) -> Result<()> {
         let rows = params.tiles_y * params.frames * params.channel_tiles;
-        let (gpu, precision) = (&self.context.gpu, self.sizes.precision);
-        let tiles = match ConvKernel::of(layout)? {
-            ConvKernel::In => {
+        let gpu = &self.context.gpu;
+        let tiles = match variant.from_pixels {
+            Some(form) => {
                 let (tiles_x, rows) = (params.tiles_x as u32, rows as u32);
-                params.run = tiling::conv_in_run(precision, gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
+                params.run = form.run(gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
                 tiles_x.div_ceil(params.run as u32) * rows
             }
-            _ => (params.tiles_x * rows * params.phases) as u32,
+            None => (params.tiles_x * rows * params.phases) as u32,
         };
         let blocks = match launched {
             _ if variant.wgmma && launched.is_paired() => {

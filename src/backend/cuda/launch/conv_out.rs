@@ -5,11 +5,13 @@ use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
 use super::norm::norm_params;
 use super::params::{OutFrameParams, OutParams};
-use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
+use super::tiling::{
+    self, CONV_OUT_ALONE_BLOCKS, CONV_OUT_ALONE_THREADS, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES,
+};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::gpu::{AddressedBlock, RowSizes, WeightAddresses};
 use crate::error::{Error, Result};
-use crate::ir::{ConvFrame, ConvOp, DeviceOffset, Offsets, Sizes, Term};
+use crate::ir::{ConvOp, DeviceOffset, Offsets, Sizes, Term};
 
 /// The input frames of a launch, in order. The newest input of each output frame; where the sums of the first output
 /// frame are not those of an earlier launch, its older inputs come before. Returns them with the number of the latter.
@@ -39,11 +41,7 @@ fn slabs_of(op: &ConvOp<Offsets>, at: usize, input: DeviceOffset, older: usize) 
 impl Launcher {
     pub fn launch_conv_out(&self, block: &DeviceBlock, weights: &WeightAddresses, op: &ConvOp<Offsets>) -> Result<()> {
         let (layout, input, frames) = (&op.layout, op.input, &op.frames);
-        if layout.slabs == 1 && frames.len() > 1 {
-            // The kernel adds each input to the next two outputs. Frames that see no other are launches of their own.
-            let alone = |frame: &ConvFrame<Offsets>| ConvOp { frames: vec![frame.clone()], ..op.clone() };
-            return frames.iter().try_for_each(|frame| self.launch_conv_out(block, weights, &alone(frame)));
-        }
+        let alone = op.partial_sums.is_none() && frames.iter().all(|frame| frame.terms.len() == 1);
         let ((inputs, older), output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
         if inputs.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", inputs.len())));
@@ -92,8 +90,16 @@ impl Launcher {
                 out: to.of(block.address(frame.out)),
             };
         }
-        let tiles = tiles_x * input.height.div_ceil(rows);
+        let tiles = (tiles_x * input.height.div_ceil(rows)) as u32;
+        let (kernel, grid, threads) = if alone {
+            // Each block computes tiles of one frame in turn.
+            let blocks = (self.context.gpu.multiprocessors * CONV_OUT_ALONE_BLOCKS).div_ceil(frames.len() as u32);
+            let grid = [tiles.min(blocks), frames.len() as u32];
+            (self.kernels.conv_out_alone(layout.norm), grid, CONV_OUT_ALONE_THREADS)
+        } else {
+            (self.kernels.conv_out(layout.norm), [tiles, 1], CONV_OUT_THREADS)
+        };
         // SAFETY: as in `conv_band`.
-        unsafe { self.queue.launch(self.kernels.conv_out(layout.norm), [tiles as u32, 1], CONV_OUT_THREADS, &params) }
+        unsafe { self.queue.launch(kernel, grid, threads, &params) }
     }
 }

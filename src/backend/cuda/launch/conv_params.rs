@@ -85,6 +85,31 @@ impl LaunchedFrames {
     }
 }
 
+/// What a launch reads, by its place in [`ConvParams::source`].
+#[derive(Clone, Copy)]
+enum Input {
+    Main,
+    Shortcut,
+}
+
+impl Input {
+    /// Where the parameters have its whole frames, or their even and odd columns.
+    fn parts(self) -> [usize; 2] {
+        match self {
+            Input::Main => [MAIN, MAIN_ODD],
+            Input::Shortcut => [SHORTCUT, SHORTCUT_ODD],
+        }
+    }
+}
+
+/// Columns of an input, and where the parameters have them.
+struct InputPart {
+    input: Input,
+    index: usize,
+    columns: Range<u64>,
+    view: ColumnView,
+}
+
 struct InputSlots {
     main: FrameStride,
     /// Resident and host part.
@@ -225,7 +250,7 @@ impl ConvParamsBuilder<'_> {
             ..self.patches(layout.window)
         };
         params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
-        self.put_views(params, [MAIN, MAIN_ODD], &slots, input.width)?;
+        self.put_views(params, Input::Main, &slots, input.width)?;
         Ok(slots)
     }
 
@@ -235,8 +260,9 @@ impl ConvParamsBuilder<'_> {
         let (resident, host) = (frames.iter().map(|(resident, _)| *resident), frames.iter().map(|(_, host)| *host));
         let part = |columns: &Range<u64>| FrameShape { width: count(columns), ..self.conv.input };
         let slots = [self.slots(resident, part(&columns.resident()))?, self.slots(host, part(&columns.host()))?];
-        self.put_part(params, RESIDENT, &slots[0], (columns.resident(), ColumnView::ALL))?;
-        self.put_part(params, HOST, &slots[1], (columns.host(), ColumnView::ALL))?;
+        for (slots, index, columns) in [(&slots[0], RESIDENT, columns.resident()), (&slots[1], HOST, columns.host())] {
+            self.put_part(params, slots, InputPart { input: Input::Main, index, columns, view: ColumnView::ALL })?;
+        }
         params.split_column = columns.split() as i32;
         Ok(Some(slots))
     }
@@ -254,26 +280,21 @@ impl ConvParamsBuilder<'_> {
             ..self.patches(Window::Point)
         };
         params.source[1].plane[0].dy -= rows.start as i32;
-        self.put_views(params, [SHORTCUT, SHORTCUT_ODD], &slots, shape.width)?;
+        self.put_views(params, Input::Shortcut, &slots, shape.width)?;
         Ok(Some(slots))
     }
 
     /// Where input frames lie, or each view of them.
-    fn put_views(&self, params: &mut ConvParams, parts: [usize; 2], slots: &FrameStride, width: u64) -> Result<()> {
-        for (index, view) in parts.into_iter().zip(self.launched.views()) {
-            self.put_part(params, index, slots, (0..width, *view))?;
+    fn put_views(&self, params: &mut ConvParams, input: Input, slots: &FrameStride, width: u64) -> Result<()> {
+        for (index, view) in input.parts().into_iter().zip(self.launched.views()) {
+            self.put_part(params, slots, InputPart { input, index, columns: 0..width, view: *view })?;
         }
         Ok(())
     }
 
     /// Where input frames lie, or these columns of them.
-    fn put_part(
-        &self,
-        params: &mut ConvParams,
-        index: usize,
-        slots: &FrameStride,
-        (columns, view): (Range<u64>, ColumnView),
-    ) -> Result<()> {
+    fn put_part(&self, params: &mut ConvParams, slots: &FrameStride, part: InputPart) -> Result<()> {
+        let InputPart { input, index, columns, view } = part;
         let width = count(&columns);
         params.part[index] = FramePart {
             frames: slots.address(),
@@ -282,8 +303,7 @@ impl ConvParamsBuilder<'_> {
             first_column: if view.is_empty(width) { NOWHERE } else { columns.start as i32 },
         };
         if self.tensor_maps {
-            let of_shortcut = index == SHORTCUT || (index == SHORTCUT_ODD && view != ColumnView::ALL);
-            let (source, swizzle) = (&params.source[usize::from(of_shortcut)], Swizzle::of(self.patch_row_bytes()));
+            let (source, swizzle) = (&params.source[input as usize], Swizzle::of(self.patch_row_bytes()));
             let part = &params.part[index];
             params.input_map[index] = patch_map(self.sizes, source, part, slots.count(), (swizzle, view))?;
         }

@@ -7,7 +7,7 @@ use super::params::{
     AddParams, AttentionParams, BlendParams, CacheParams, ConvParams, CopyParams, FinalizeParams, LoadParams,
     MappedLoadParams, MappedStoreParams, NormParams, OutParams, PoolParams, StatisticsParams, StoreParams,
 };
-use super::tiling::{self, TileWidths};
+use super::tiling::{self, ConvIn, TileWidths};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::{Bundle, KernelArch};
 
@@ -58,8 +58,8 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
                 "conv_wgmma_columns" => layout::<ConvParams>(),
                 "conv_mma" | "conv_mma_96" | "conv_mma_partial" | "conv_mma_up" => layout::<ConvParams>(),
                 "conv_mma_pair" | "conv_mma_pair_96" | "conv_mma_pair_up" => layout::<ConvParams>(),
-                "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
-                "conv_out" | "conv_out_pixel" => layout::<OutParams>(),
+                "conv_in" | "conv_in_alone" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
+                "conv_out" | "conv_out_pixel" | "conv_out_alone" | "conv_out_pixel_alone" => layout::<OutParams>(),
                 "norm_finalize" => layout::<FinalizeParams>(),
                 "norm_statistics" => layout::<StatisticsParams>(),
                 "norm_apply" | "norm_silu" | "norm_pixel" | "norm_pixel_silu" => layout::<NormParams>(),
@@ -93,8 +93,11 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
 fn shared_memory_is_what_the_kernels_declare() {
     for (precision, suffix) in [(Precision::Fp16, "2B"), (Precision::Bf16, "2B"), (Precision::Fp32, "4B")] {
         let shared = |file: &str| constant(file, &format!("SHARED_BYTES_{suffix}")) as u32;
-        assert_eq!(tiling::conv_in_shared(precision), shared("conv_in.cu"));
-        assert_eq!(tiling::conv_out_shared(precision), shared("conv_out.cu"));
+        let alone = |file: &str| constant(file, &format!("ALONE_SHARED_BYTES_{suffix}")) as u32;
+        assert_eq!(ConvIn { precision, alone: false }.shared(), shared("conv_in.cu"));
+        assert_eq!(ConvIn { precision, alone: true }.shared(), alone("conv_in.cu"));
+        assert_eq!(tiling::conv_out_shared(precision, 3), shared("conv_out.cu"));
+        assert_eq!(tiling::conv_out_shared(precision, 1), alone("conv_out.cu"));
         assert_eq!(tiling::attention_wide_shared(precision), shared("attention_wide.cu"));
     }
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
@@ -123,6 +126,8 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
     for (threads, file, name) in [
         (tiling::CONV_IN_THREADS, "conv_in.cu", "THREADS"),
         (tiling::CONV_OUT_THREADS, "conv_out.cu", "THREADS"),
+        (tiling::CONV_OUT_ALONE_THREADS, "conv_out.cu", "ALONE_THREADS"),
+        (tiling::CONV_OUT_ALONE_BLOCKS, "conv_out.cu", "ALONE_BLOCKS_PER_SM"),
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma.cu", "THREADS"),
         (tiling::CONV_WGMMA_THREADS, "convolve_pairs.cuh", "THREADS"),
         (tiling::CONV_MMA_PAIR_THREADS, "conv_mma_pair.cu", "THREADS"),
@@ -142,6 +147,7 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         (tiling::PIXEL_THREADS, "pixels.cu", "THREADS"),
         (tiling::CO_RESIDENT_THREADS, "norm.cuh", "CORESIDENT_THREADS"),
         (tiling::CONV_IN_BLOCKS, "conv_in.cu", "BLOCKS_PER_SM"),
+        (tiling::CONV_IN_ALONE_BLOCKS, "conv_in.cu", "ALONE_BLOCKS_PER_SM"),
     ] {
         assert_eq!(u64::from(threads), constant(file, name), "{name} of {file}");
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::tiling;
+use super::tiling::{self, ConvIn};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::{Bundle, Context, Kernel, Module};
 use crate::checksum::Checksum;
@@ -56,11 +56,16 @@ pub struct Kernels {
     pub conv_mma_pair_96: Option<Kernel>,
     pub conv_mma_pair_up: Option<Kernel>,
     pub conv_in: Kernel,
+    /// For frames of one term each.
+    pub conv_in_alone: Kernel,
     /// The same, with the next layer's norm applied to the output.
     pub conv_in_norm: Kernel,
     pub conv_in_silu: Kernel,
     conv_out: Kernel,
     conv_out_pixel: Kernel,
+    /// For output frames that see one input frame each.
+    conv_out_alone: Kernel,
+    conv_out_pixel_alone: Kernel,
     pub norm_apply: Kernel,
     pub norm_silu: Kernel,
     /// The norm of pixels, and the same with SiLU.
@@ -161,6 +166,7 @@ impl Kernels {
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
         let mma_pair = |name, shared| mma_pair_module.as_ref().map(|module| module.kernel(name, shared));
+        let conv_in_shared = |alone| ConvIn { precision, alone }.shared();
         // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
         let co_resident = |module: &Arc<Module>, name| match &conv_wgmma {
             Some(_) => module.co_resident_kernel(name),
@@ -174,11 +180,14 @@ impl Kernels {
             conv_mma_pair: mma_pair(c"conv_mma_pair", tiling::CONV_MMA_PAIR_SHARED),
             conv_mma_pair_96: mma_pair(c"conv_mma_pair_96", tiling::CONV_MMA_PAIR_96_SHARED),
             conv_mma_pair_up: mma_pair(c"conv_mma_pair_up", tiling::CONV_MMA_PAIR_SHARED),
-            conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),
-            conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision)),
-            conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision)),
-            conv_out: conv_out.kernel(c"conv_out", tiling::conv_out_shared(precision)),
-            conv_out_pixel: conv_out_pixel.kernel(c"conv_out_pixel", tiling::conv_out_shared(precision)),
+            conv_in: conv_in.kernel(c"conv_in", conv_in_shared(false)),
+            conv_in_alone: conv_in.kernel(c"conv_in_alone", conv_in_shared(true)),
+            conv_in_norm: conv_in.kernel(c"conv_in_norm", conv_in_shared(false)),
+            conv_in_silu: conv_in.kernel(c"conv_in_silu", conv_in_shared(false)),
+            conv_out: conv_out.kernel(c"conv_out", tiling::conv_out_shared(precision, 3)),
+            conv_out_pixel: conv_out_pixel.kernel(c"conv_out_pixel", tiling::conv_out_shared(precision, 3)),
+            conv_out_alone: conv_out.kernel(c"conv_out_alone", tiling::conv_out_shared(precision, 1)),
+            conv_out_pixel_alone: conv_out_pixel.kernel(c"conv_out_pixel_alone", tiling::conv_out_shared(precision, 1)),
             norm_apply: norm.kernel(c"norm_apply", 0),
             norm_silu: co_resident(&norm, c"norm_silu"),
             norm_pixel: co_resident(&norm, c"norm_pixel"),
@@ -209,6 +218,14 @@ impl Kernels {
         match norm {
             Norm::Group { .. } => &self.conv_out,
             Norm::Pixel => &self.conv_out_pixel,
+        }
+    }
+
+    /// The same for output frames that see one input frame each.
+    pub fn conv_out_alone(&self, norm: Norm) -> &Kernel {
+        match norm {
+            Norm::Group { .. } => &self.conv_out_alone,
+            Norm::Pixel => &self.conv_out_pixel_alone,
         }
     }
 

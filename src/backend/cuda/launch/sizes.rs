@@ -3,12 +3,12 @@
 
 use super::tiling::{
     self, COLUMN_PAIR_TAPS, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, MAX_FRAMES, STATISTICS_RECORD, Statistics,
-    TileWidths, UNIT_BYTES,
+    TileWidths, UNIT_BYTES, WeightOrder,
 };
 use crate::backend::Precision;
 use crate::backend::cuda::driver::KernelArch;
 use crate::backend::gpu::{self, MOMENTS_BYTES, PaddedWeights, RowSizes, WeightLayout};
-use crate::ir::{BandPart, BandShape, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Sizes};
+use crate::ir::{BandPart, BandShape, ConvLayout, ConvProducts, FrameShape, PartialSumsSize, Sizes, Window};
 
 /// The driver gives memory in whole pages of this size, and counts them as used.
 const DEVICE_PAGE: u64 = 2 << 20;
@@ -20,17 +20,31 @@ const HOST_PAGE_ENTRY: u64 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaSizes {
     pub precision: Precision,
-    /// Whether there are kernels of pairs of columns.
-    column_pairs: bool,
+    /// Whether there are kernels of warpgroup products.
+    has_wgmma: bool,
 }
 
 impl CudaSizes {
     pub fn new(precision: Precision, arch: KernelArch) -> CudaSizes {
-        CudaSizes { precision, column_pairs: precision != Precision::Fp32 && arch.has_wgmma() }
+        CudaSizes { precision, has_wgmma: precision != Precision::Fp32 && arch.has_wgmma() }
     }
 
     pub fn in_column_pairs(self, layout: &ConvLayout) -> bool {
-        self.column_pairs && tiling::suits_column_pairs(layout)
+        self.has_wgmma && tiling::suits_column_pairs(layout)
+    }
+
+    /// Of a convolution of many channels. Only the kernels of warpgroup products read swizzled weights.
+    pub fn weight_order(self, layout: &ConvLayout) -> WeightOrder {
+        // The epilogue of `conv_wgmma` stores a K block of a phase's channels at a time.
+        let k_block = TileWidths::of(layout).k_block(self.element());
+        let whole = layout.window != Window::Up || layout.cout.is_multiple_of(k_block);
+        if self.in_column_pairs(layout) {
+            WeightOrder::ColumnPairs
+        } else if self.has_wgmma && whole {
+            WeightOrder::Swizzled
+        } else {
+            WeightOrder::Fragments
+        }
     }
 
     /// Statistics records of one output frame.

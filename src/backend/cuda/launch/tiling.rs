@@ -114,6 +114,9 @@ pub const PIXEL_THREADS: u32 = 256;
 /// The most channels of a tensor that have maps of their own.
 pub const MAX_MAPS: usize = 128;
 pub const CONV_OUT_THREADS: u32 = 192;
+pub const CONV_OUT_ALONE_THREADS: u32 = 384;
+/// On a multiprocessor.
+pub const CONV_OUT_ALONE_BLOCKS: u32 = 2;
 pub const CONV_IN_THREADS: u32 = 256;
 pub const CONV_WGMMA_THREADS: u32 = 384;
 pub const fn conv_mma_threads(precision: Precision) -> u32 {
@@ -144,16 +147,12 @@ pub const fn attention_wide_shared(precision: Precision) -> u32 {
     let (row, probabilities) = (MOST_WIDE_ATTENTION_CHANNELS, warps * 16 + units);
     (queries * ((row + probabilities) * precision.bytes() + 2 * warps * 4)) as u32
 }
-pub const fn conv_in_shared(precision: Precision) -> u32 {
-    let (element, run) = (precision.bytes() as u32, longest_conv_in_run(precision));
-    let (weights, pitch) = (128 * (112 + 16 / element) * element, run * 16 + if element == 2 { 10 } else { 2 });
-    weights + 3 * 10 * pitch * 4 * element + 128 * (8 + 4) + run * 4 * 3 * 32 * 4
-}
-/// Products, weights, norm and partial sums.
-pub const fn conv_out_shared(precision: Precision) -> u32 {
+/// Products, weights and norm of `span` output frames that an input frame contributes to, and partial sums.
+pub const fn conv_out_shared(precision: Precision, span: u64) -> u32 {
     let (rows, columns) = conv_out_tile(precision);
-    let (products, weights) = ((rows + 2) * (columns + 2) * 83 * 4, 3 * 128 * 32 * precision.bytes());
-    (products + weights + 128 * 8 + CONV_OUT_PIXEL_BYTES * rows * columns) as u32
+    let (products, weights) = ((rows + 2) * (columns + 2) * (27 * span + 2) * 4, span * 128 * 32 * precision.bytes());
+    let sums = if span == 1 { 0 } else { CONV_OUT_PIXEL_BYTES * rows * columns };
+    (products + weights + 128 * 8 + sums) as u32
 }
 
 /// Partial sums of a pixel of `conv_out`: three outputs of two frames, in f32 in every precision.
@@ -187,16 +186,39 @@ pub const fn longest_conv_in_run(precision: Precision) -> u32 {
     16 / precision.bytes() as u32
 }
 
-/// Blocks of `conv_in` on a multiprocessor at most.
+/// Blocks of `conv_in` and of `conv_in_alone` on a multiprocessor at most.
 pub const CONV_IN_BLOCKS: u32 = 2;
+pub const CONV_IN_ALONE_BLOCKS: u32 = 3;
 
-/// How many of the `tiles_x` tiles in a row a block of `conv_in` processes. Loading a block's weights and patch costs
-/// about as much as one tile, so longer runs save work; shorter ones keep every multiprocessor busy.
-pub fn conv_in_run(precision: Precision, multiprocessors: u32, shared_bytes: u32, tiles_x: u32, rows: u32) -> i32 {
-    // A block may have about all the shared memory of a multiprocessor.
-    let at_once = multiprocessors * (shared_bytes / conv_in_shared(precision)).clamp(1, CONV_IN_BLOCKS);
-    let time = |run: &u32| (tiles_x.div_ceil(*run) * rows).div_ceil(at_once) * (run + 1);
-    (1..=longest_conv_in_run(precision)).rev().min_by_key(time).unwrap_or(1) as i32
+/// A form of `conv_in`. `alone`: for frames of one term each.
+#[derive(Clone, Copy)]
+pub struct ConvIn {
+    pub precision: Precision,
+    pub alone: bool,
+}
+
+impl ConvIn {
+    pub const fn shared(self) -> u32 {
+        let (element, run) = (self.precision.bytes() as u32, longest_conv_in_run(self.precision));
+        let (terms, taps) = if self.alone { (1, 12) } else { (3, 28) };
+        let weights = 128 * (4 * taps + 16 / element) * element;
+        let pitch = run * 16 + if element == 2 { 10 } else { 2 };
+        weights + terms * 10 * pitch * 4 * element + 128 * (8 + 4) + run * 4 * 3 * 32 * 4
+    }
+
+    /// On a multiprocessor at most.
+    fn blocks(self) -> u32 {
+        if self.alone && self.precision != Precision::Fp32 { CONV_IN_ALONE_BLOCKS } else { CONV_IN_BLOCKS }
+    }
+
+    /// How many of the `tiles_x` tiles in a row a block processes. Loading a block's weights and patch costs about as
+    /// much as one tile, so longer runs save work; shorter ones keep every multiprocessor busy.
+    pub fn run(self, multiprocessors: u32, shared_bytes: u32, tiles_x: u32, rows: u32) -> i32 {
+        // A block may have about all the shared memory of a multiprocessor.
+        let at_once = multiprocessors * (shared_bytes / self.shared()).clamp(1, self.blocks());
+        let time = |run: &u32| (tiles_x.div_ceil(*run) * rows).div_ceil(at_once) * (run + 1);
+        (1..=longest_conv_in_run(self.precision)).rev().min_by_key(time).unwrap_or(1) as i32
+    }
 }
 
 /// Tile of `conv_in`, `conv_mma` and `conv_mma_pair`.
@@ -257,6 +279,8 @@ pub fn output_stride(channels: u64) -> u64 {
 pub enum WeightOrder {
     /// In the swizzle of matrices in shared memory, for warpgroup products.
     Swizzled,
+    /// The same, of the slabs of pairs of columns. A shortcut's are as above.
+    ColumnPairs,
     /// As operands of lanes, for `mma.sync`.
     Fragments,
 }

@@ -18,7 +18,7 @@ cc -O1 -Wall -Wextra -Werror -o "$VVAE_VULKAN_DRIVER/offline" "$here/offline.c" 
 spirv=$root/src/backend/vulkan/shaders/spirv
 for family in "$@"; do
     RADV_FORCE_FAMILY=$family "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" "$VVAE_VULKAN_DRIVER/offline" 32 65536 \
-        "$spirv/conv_matrix_128.spv" 128 "$spirv/conv_matrix_96.spv" 128 "$spirv/conv_matrix_32.spv" 128 \
-        "$spirv/attention_matrix.spv" 256 2>&1 \
+        "$spirv/conv_matrix_128.fp16.spv" 128 "$spirv/conv_matrix_96.fp16.spv" 128 "$spirv/conv_matrix_32.fp16.spv" 128 \
+        "$spirv/attention_matrix.fp16.spv" 256 2>&1 \
         | grep -E '^==|^Null|VkResult|^VGPRs|^Spilled V|^LDS|^Subgroups|^Instructions|^Code' | sed "s#== $spirv/#== #"
 done

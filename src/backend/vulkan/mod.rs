@@ -4,6 +4,7 @@
 mod api;
 mod driver;
 mod launch;
+mod rates;
 mod sizes;
 mod weights;
 
@@ -47,8 +48,13 @@ impl Vulkan {
         let context = Context::shared(index)?;
         let rates = estimated_rates(&context, precision);
         let (queue, limit) = (VulkanQueue::new(&context)?, LaunchLimit::new(&rates));
+        let is_gpu = context.device.physical.kind != vk::PhysicalDeviceType::CPU;
         let launcher = Launcher { sizes: VulkanSizes { precision }, context, queue, limit };
-        Ok(Vulkan { launcher, rates })
+        let mut gpu = Vulkan { launcher, rates };
+        if is_gpu {
+            gpu.rates = rates::measured_once(&gpu);
+        }
+        Ok(gpu)
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -63,10 +69,10 @@ impl Drop for Vulkan {
     }
 }
 
-/// What a device of its type has at least. A driver does not tell how fast its device is.
+/// What a device of its type has at least: what launches are limited by, and plans where nothing can be measured.
 fn estimated_rates(context: &Context, precision: Precision) -> Rates {
     let kind = context.device.physical.kind;
-    let has_matrices = precision == Precision::Fp16 && context.device.matrix.is_some();
+    let has_matrices = context.device.matrices.shape(precision).is_some();
     let (products, memory, copies) = match kind {
         vk::PhysicalDeviceType::DISCRETE_GPU | vk::PhysicalDeviceType::VIRTUAL_GPU => (4e12, 3e11, 1.2e10),
         vk::PhysicalDeviceType::CPU => (4e9, 5e9, 5e9),

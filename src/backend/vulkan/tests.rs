@@ -127,6 +127,7 @@ fn convolutions_and_norms_match_the_cpu() {
     let cases = [
         plain(3, 24, Window::Same),
         plain(40, 136, Window::Same),
+        plain(16, 128, Window::Same),
         plain(24, 96, Window::Down),
         ConvLayout { biases: 2, ..plain(24, 40, Window::Up) },
         plain(32, 16, Window::Point),
@@ -186,6 +187,20 @@ fn growing_keys(shape: FrameShape, factor: impl Fn(u64) -> f32) -> Vec<f32> {
         }
     }
     values
+}
+
+/// Also where scores have exponents that f16 does not have. Keys are alike, so every value weighs the same.
+#[test]
+fn attention_over_large_scores_matches_the_cpu() {
+    let shape = FrameShape::new(7, 11, 64);
+    let (elements, large) = (2 * shape.elements() as usize, (1u64 << 57) as f32);
+    let values = [vec![large; elements], vec![-large; elements], Lcg(7).fill(elements)].concat();
+    let right = attended(&cpu(), shape, &values);
+    for gpu in gpus().iter().filter(|gpu| gpu.precision() != Precision::Fp16) {
+        let most = if gpu.precision() == Precision::Bf16 { 2e-2 } else { 1e-5 };
+        let error = relative_error(&attended(gpu, shape, &values), &right);
+        assert!(error <= most, "{}: {error:.1e}", gpu.precision().name());
+    }
 }
 
 /// The greatest score of a query is in the last keys for two of three queries, and in the first for the third.
@@ -273,6 +288,19 @@ fn caches_in_8_bits_round_as_defined() {
     }
 }
 
+/// Prints what the tests of this file ran on.
+#[test]
+fn arithmetic_tells_kernels_of_matrices_apart() {
+    for gpu in &gpus() {
+        let (precision, arithmetic) = (gpu.precision(), gpu.arithmetic());
+        println!("{}: {arithmetic}", precision.name());
+        assert_eq!(arithmetic.contains("with matrices of"), gpu.launcher.matrix().is_some(), "{arithmetic}");
+        let matrices = &gpu.context().device.matrices;
+        assert_eq!(gpu.launcher.matrix(), matrices.shape(precision));
+        assert!(precision != Precision::Fp32 || gpu.launcher.matrix().is_none());
+    }
+}
+
 #[test]
 fn the_device_is_refused_by_name_if_it_is_not_there() {
     if gpus().is_empty() {
@@ -292,4 +320,15 @@ fn sizes_of_frames_and_weights_follow_shapes() {
     let weights = sizes.weight_layout(&up);
     assert_eq!((weights.slab_bytes, weights.bias), (16 * 32 * 96 * 2, 3 * 16 * 32 * 96 * 2));
     assert_eq!(weights.end - weights.bias, 2 * 16 * 96 * 4);
+}
+
+#[test]
+fn rates_can_be_measured() {
+    for gpu in &gpus() {
+        let Rates { products, memory, copies, .. } = rates::measured(gpu, 32).unwrap();
+        println!("{}: {products:.3e} products/s, {memory:.3e} bytes/s", gpu.precision().name());
+        // From one core beside other work to more than any GPU has.
+        assert!((1e5..1e17).contains(&products) && (1e5..1e15).contains(&memory), "{products:e}, {memory:e}");
+        assert_eq!(copies, gpu.profile().rates.copies);
+    }
 }

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use ash::{khr, vk};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::bfloat16::{self, Bfloat16Features};
 use super::error::check;
 use super::instance::{Instance, PhysicalDevice};
-use super::matrix::MatrixShape;
+use super::matrix::Matrices;
+use crate::backend::Precision;
 use crate::error::{Error, Result};
 
 /// What a queue of the device is used for.
@@ -38,7 +40,7 @@ pub struct Device {
     /// Of copies alone, if the device has a family for them.
     copy: Option<DeviceQueues>,
     /// How kernels use its matrix unit, if they do.
-    pub matrix: Option<MatrixShape>,
+    pub matrices: Matrices,
     lost: AtomicBool,
     next_queue: AtomicUsize,
 }
@@ -65,8 +67,8 @@ impl Device {
             .collect();
         let uses_matrices =
             physical.features.matrices && std::env::var_os(MATRICES_VARIABLE).is_none_or(|set| set != "off");
-        let matrix = if uses_matrices { MatrixShape::of(instance, physical.handle)? } else { None };
-        let raw = open_device(&instance.raw, &physical, &chosen, matrix.is_some())?;
+        let matrices = if uses_matrices { Matrices::of(instance, &physical)? } else { Matrices::default() };
+        let raw = open_device(&instance.raw, &physical, &chosen, &matrices)?;
         let queues = |family: u32, count: u32| DeviceQueues {
             family,
             has_clock: families[family as usize].timestamp_valid_bits > 0,
@@ -78,7 +80,7 @@ impl Device {
             copy: chosen.get(1).map(|(family, count)| queues(*family, *count)),
             raw,
             physical,
-            matrix,
+            matrices,
             lost: AtomicBool::new(false),
             next_queue: AtomicUsize::new(0),
         })
@@ -160,8 +162,9 @@ fn open_device(
     instance: &ash::Instance,
     physical: &PhysicalDevice,
     queues: &[(u32, u32)],
-    matrices: bool,
+    matrices: &Matrices,
 ) -> Result<ash::Device> {
+    let uses_matrices = !matrices.is_none();
     let base = vk::PhysicalDeviceFeatures::default().shader_int64(true).sparse_binding(physical.features.sparse);
     let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(true);
     let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
@@ -175,10 +178,11 @@ fn open_device(
     let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
         .synchronization2(true)
         .maintenance4(true)
-        .subgroup_size_control(matrices)
-        .compute_full_subgroups(matrices);
+        .subgroup_size_control(uses_matrices)
+        .compute_full_subgroups(uses_matrices);
     let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
-    let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
+    let mut bfloat16 = Bfloat16Features::needed();
+    let mut extensions = Vec::new();
     let priorities = [1.0; MOST_QUEUES as usize];
     let family = |(family, count): &(u32, u32)| {
         let first = &priorities[..*count as usize];
@@ -191,9 +195,15 @@ fn open_device(
         .push_next(&mut v11)
         .push_next(&mut v12)
         .push_next(&mut v13);
-    if matrices {
-        info = info.enabled_extension_names(&extensions).push_next(&mut matrix);
+    if uses_matrices {
+        extensions.push(khr::cooperative_matrix::NAME.as_ptr());
+        info = info.push_next(&mut matrix);
     }
+    if matrices.shape(Precision::Bf16).is_some() {
+        extensions.push(bfloat16::NAME.as_ptr());
+        info = info.push_next(&mut bfloat16);
+    }
+    info = info.enabled_extension_names(&extensions);
     // SAFETY: the structures live during the call.
     check(&format!("opening {}", physical.name), unsafe { instance.create_device(physical.handle, &info, None) })
 }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use ash::{ext, khr, vk};
 
+use super::bfloat16::{self, Bfloat16Features};
 use super::error::check;
 use crate::error::{Error, Result};
 
@@ -103,7 +104,7 @@ impl PhysicalDevice {
             memory: unsafe { instance.get_physical_device_memory_properties(handle) },
             version: properties.api_version,
             has_budget: has(ext::memory_budget::NAME),
-            features: Features::of(instance, handle, has(khr::cooperative_matrix::NAME)),
+            features: Features::of(instance, handle, &has),
             tick_nanoseconds: properties.limits.timestamp_period,
             largest_allocation: limits.max_memory_allocation_size,
         }
@@ -159,18 +160,24 @@ pub struct Features {
     pub resets_queries: bool,
     /// Whether kernels may use its matrix unit.
     pub matrices: bool,
+    /// Whether that unit may multiply bf16.
+    pub bfloat16_matrices: bool,
 }
 
 impl Features {
-    fn of(instance: &ash::Instance, handle: vk::PhysicalDevice, has_extension: bool) -> Features {
+    fn of(instance: &ash::Instance, handle: vk::PhysicalDevice, has_extension: &dyn Fn(&CStr) -> bool) -> Features {
         let mut v11 = vk::PhysicalDeviceVulkan11Features::default();
         let mut v12 = vk::PhysicalDeviceVulkan12Features::default();
         let mut v13 = vk::PhysicalDeviceVulkan13Features::default();
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
         let mut all =
             vk::PhysicalDeviceFeatures2::default().push_next(&mut v11).push_next(&mut v12).push_next(&mut v13);
-        if has_extension {
+        if has_extension(khr::cooperative_matrix::NAME) {
             all = all.push_next(&mut matrices);
+        }
+        let mut bfloat16 = Bfloat16Features::default();
+        if has_extension(bfloat16::NAME) {
+            all = all.push_next(&mut bfloat16);
         }
         // SAFETY: the device is of this instance.
         unsafe { instance.get_physical_device_features2(handle, &mut all) };
@@ -193,11 +200,13 @@ impl Features {
             ("maintenance4", v13.maintenance4),
         ];
         let matrices = [matrices.cooperative_matrix, v13.subgroup_size_control, v13.compute_full_subgroups];
+        let matrices = matrices.iter().all(|has| *has == vk::TRUE);
         Features {
             missing: required.iter().find(|(_, has)| *has != vk::TRUE).map(|(name, _)| *name),
             sparse: base.sparse_binding == vk::TRUE,
             resets_queries: v12.host_query_reset == vk::TRUE,
-            matrices: matrices.iter().all(|has| *has == vk::TRUE),
+            matrices,
+            bfloat16_matrices: matrices && bfloat16.has_needed(),
         }
     }
 }

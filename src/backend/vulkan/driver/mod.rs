@@ -1,5 +1,6 @@
 //! Vulkan itself: the loader, devices, memory, queues, pipelines. Knows no frames.
 
+mod bfloat16;
 mod block;
 mod cache;
 mod context;

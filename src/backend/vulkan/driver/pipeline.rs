@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::cache::PipelineCache;
 use super::device::Device;
+use super::matrix::MatrixElement;
 use crate::backend::Precision;
 use crate::error::{Error, Result};
 
@@ -17,11 +18,11 @@ use crate::error::{Error, Result};
 pub enum Shader {
     /// By output channels of a tile.
     Conv(Precision, u64),
-    /// The same in f16 by the matrix unit.
-    ConvMatrix(u64),
+    /// The same by the matrix unit.
+    ConvMatrix(MatrixElement, u64),
     Attention(Precision),
-    /// The same in f16 by the matrix unit.
-    AttentionMatrix,
+    /// The same by the matrix unit.
+    AttentionMatrix(MatrixElement),
     Norm(Precision),
     NormPixel(Precision),
     CacheU8(Precision),
@@ -45,17 +46,27 @@ macro_rules! by_precision {
     };
 }
 
+/// The code of a kernel of the matrix unit.
+macro_rules! by_element {
+    ($element:expr, $name:literal) => {
+        match $element {
+            MatrixElement::Fp16 => include_bytes!(concat!("../shaders/spirv/", $name, ".fp16.spv")).as_slice(),
+            MatrixElement::Bf16 => include_bytes!(concat!("../shaders/spirv/", $name, ".bf16.spv")).as_slice(),
+        }
+    };
+}
+
 impl Shader {
     fn code(self) -> &'static [u8] {
         match self {
             Shader::Conv(precision, 32) => by_precision!(precision, "conv_32"),
             Shader::Conv(precision, 96) => by_precision!(precision, "conv_96"),
             Shader::Conv(precision, _) => by_precision!(precision, "conv_128"),
-            Shader::ConvMatrix(32) => include_bytes!("../shaders/spirv/conv_matrix_32.spv"),
-            Shader::ConvMatrix(96) => include_bytes!("../shaders/spirv/conv_matrix_96.spv"),
-            Shader::ConvMatrix(_) => include_bytes!("../shaders/spirv/conv_matrix_128.spv"),
+            Shader::ConvMatrix(element, 32) => by_element!(element, "conv_matrix_32"),
+            Shader::ConvMatrix(element, 96) => by_element!(element, "conv_matrix_96"),
+            Shader::ConvMatrix(element, _) => by_element!(element, "conv_matrix_128"),
             Shader::Attention(precision) => by_precision!(precision, "attention"),
-            Shader::AttentionMatrix => include_bytes!("../shaders/spirv/attention_matrix.spv"),
+            Shader::AttentionMatrix(element) => by_element!(element, "attention_matrix"),
             Shader::Norm(precision) => by_precision!(precision, "norm"),
             Shader::NormPixel(precision) => by_precision!(precision, "norm_pixel"),
             Shader::CacheU8(precision) => by_precision!(precision, "cache_u8"),
@@ -110,11 +121,11 @@ impl Pipelines {
 
     /// The constants of a kernel that uses the matrix unit, and the size of its subgroups.
     fn matrix_constants(&self, shader: Shader) -> Option<([u32; 5], u32)> {
-        let shape = self.device.matrix?;
+        let (Shader::ConvMatrix(element, _) | Shader::AttentionMatrix(element)) = shader else { return None };
+        let shape = self.device.matrices.of_element(element)?;
         let (subgroups, buffers) = match shader {
-            Shader::ConvMatrix(tile) => (shape.conv_subgroups(), shape.buffers(tile)),
-            Shader::AttentionMatrix => (shape.attention_subgroups(), 1),
-            _ => return None,
+            Shader::ConvMatrix(_, tile) => (shape.conv_subgroups(), shape.buffers(tile)),
+            _ => (shape.attention_subgroups(), 1),
         };
         Some(([shape.m, shape.n, shape.k, subgroups, buffers], shape.subgroup))
     }
@@ -160,6 +171,74 @@ impl Drop for Pipelines {
         unsafe {
             self.made.get_mut().values().for_each(|pipeline| self.device.raw.destroy_pipeline(*pipeline, None));
             self.device.raw.destroy_pipeline_layout(self.layout, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `BFloat16TypeKHR` and `BFloat16CooperativeMatrixKHR`.
+    const BFLOAT16: [u32; 2] = [5116, 5118];
+    const COOPERATIVE_MATRIX: u32 = 6022;
+
+    /// What a kernel asks of a device: the operands of `OpCapability`.
+    fn capabilities(shader: Shader) -> Vec<u32> {
+        let words = util::read_spv(&mut std::io::Cursor::new(shader.code())).unwrap();
+        let mut instructions = &words[5..];
+        let mut found = Vec::new();
+        while let Some(first) = instructions.first() {
+            let (length, code) = (first >> 16, first & 0xffff);
+            if code == 17 {
+                found.push(instructions[1]);
+            }
+            instructions = &instructions[length as usize..];
+        }
+        found
+    }
+
+    fn kernels_of_matrices(element: MatrixElement) -> Vec<Shader> {
+        let convs = [32, 96, 128].map(|tile| Shader::ConvMatrix(element, tile));
+        convs.into_iter().chain([Shader::AttentionMatrix(element)]).collect()
+    }
+
+    fn other_kernels() -> Vec<Shader> {
+        let of = |precision| {
+            let convs = [32, 96, 128].map(|tile| Shader::Conv(precision, tile));
+            let others = [
+                Shader::Attention,
+                Shader::Norm,
+                Shader::NormPixel,
+                Shader::CacheU8,
+                Shader::Load,
+                Shader::Store,
+                Shader::Blend,
+                Shader::Pool,
+                Shader::Add,
+            ];
+            convs.into_iter().chain(others.map(|shader| shader(precision)))
+        };
+        Precision::ALL.into_iter().flat_map(of).chain([Shader::Finalize, Shader::CopyRows]).collect()
+    }
+
+    /// Devices without these features get no kernel that needs them.
+    #[test]
+    fn only_matrices_of_bf16_need_bfloat16() {
+        for shader in kernels_of_matrices(MatrixElement::Bf16) {
+            let needs = capabilities(shader);
+            assert!(BFLOAT16.iter().all(|one| needs.contains(one)), "{shader:?}: {needs:?}");
+            assert!(needs.contains(&COOPERATIVE_MATRIX), "{shader:?}: {needs:?}");
+        }
+        for shader in kernels_of_matrices(MatrixElement::Fp16) {
+            let needs = capabilities(shader);
+            assert!(!BFLOAT16.iter().any(|one| needs.contains(one)), "{shader:?}: {needs:?}");
+            assert!(needs.contains(&COOPERATIVE_MATRIX), "{shader:?}: {needs:?}");
+        }
+        for shader in other_kernels() {
+            let needs = capabilities(shader);
+            assert!(!needs.is_empty() && !needs.contains(&COOPERATIVE_MATRIX), "{shader:?}: {needs:?}");
+            assert!(!BFLOAT16.iter().any(|one| needs.contains(one)), "{shader:?}: {needs:?}");
         }
     }
 }

@@ -19,7 +19,9 @@ impl Launcher {
         let (shape, sizes) = (op.shape, self.sizes);
         let input = shape.with_channels(3 * shape.channels);
         let (shader, queries) = match self.matrix() {
-            Some(_) if shape.channels.is_multiple_of(MATRIX_CHANNELS) => (Shader::AttentionMatrix, QUERIES[1]),
+            Some(unit) if shape.channels.is_multiple_of(MATRIX_CHANNELS) => {
+                (Shader::AttentionMatrix(unit.element), QUERIES[1])
+            }
             _ => (Shader::Attention(sizes.precision), QUERIES[0]),
         };
         for frames in op.frames.chunks(MAX_FRAMES) {

@@ -141,7 +141,7 @@ impl Launcher {
     fn conv_shader(&self, layout: &ConvLayout) -> Shader {
         let tile = tile_channels(layout);
         match self.matrix() {
-            Some(_) => Shader::ConvMatrix(tile),
+            Some(shape) => Shader::ConvMatrix(shape.element, tile),
             None => Shader::Conv(self.sizes.precision, tile),
         }
     }

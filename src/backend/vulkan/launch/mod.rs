@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use super::driver::{Context, MatrixShape, VulkanQueue};
 use super::sizes::{MAX_FRAMES, VulkanSizes};
-use crate::backend::Precision;
 use crate::backend::gpu::LaunchLimit;
 use crate::error::{Error, Result};
 
@@ -26,9 +25,9 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// How convolutions use the matrix unit, if they do.
+    /// How convolutions and attention use the matrix unit, if they do.
     pub fn matrix(&self) -> Option<MatrixShape> {
-        self.context.device.matrix.filter(|_| self.sizes.precision == Precision::Fp16)
+        self.context.device.matrices.shape(self.sizes.precision)
     }
 }
 

@@ -1,5 +1,5 @@
 #version 460
-// softmax(q k^T) v by the device's matrix unit: f16 products, f32 sums. A workgroup has 64 queries and 512 channels of the
+// softmax(q k^T) v by the device's matrix unit: products of f16 or bf16, f32 sums. A workgroup has 64 queries and 512 channels of the
 // result. It goes through the keys once: weights are of the difference to a reference, one for each query. Where a score
 // is far above it, the reference grows, and the sums so far are corrected. Channels are a multiple of 64.
 #extension GL_GOOGLE_include_directive : require
@@ -7,6 +7,7 @@
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #include "common.glsl"
+#include "matrix.glsl"
 #include "attention_params.glsl"
 
 layout(constant_id = 0) const uint M = 16;
@@ -19,8 +20,13 @@ const uint CHUNK = 64;       // channels of queries and keys at a time
 const uint VALUE_KEYS = 16;  // keys whose values are multiplied at a time
 // Scores may be so much above the reference. Weights are then e^8 = 2981 at most, which f16 has room for, and so are sums.
 const float LAG = 8.0;
-// Below every score: products of f16 sum up to 1e13 at most. Of finite numbers, so that no difference is undefined.
+// Below every score: products of f16 sum up to 1e13 at most, those of bf16 to all that a float holds. A finite number, so
+// that no difference is undefined.
+#if defined(VVAE_BF16)
+const float NEVER = -3e38;
+#else
 const float NEVER = -1e30;
+#endif
 layout(local_size_x = THREADS) in;
 layout(push_constant, scalar) uniform Push { AttentionParams p; };
 
@@ -85,10 +91,10 @@ void put_chunk(uvec4 chunk[CHUNK_LOADS]) {
 /// Adds the products of a chunk to the scores of this subgroup.
 void score_chunk(uint row, uint column, inout Scores scores[SCORE_TILES]) {
     [[unroll]] for (uint k = 0; k < CHUNK; k += K) {
-        coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
+        coopmat<MatrixElement, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
         coopMatLoad(a, memory, row * CHUNK_PITCH + k / 8, CHUNK_PITCH, gl_CooperativeMatrixLayoutRowMajor);
         [[unroll]] for (uint i = 0; i < SCORE_TILES; ++i) {
-            coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+            coopmat<MatrixElement, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
             const uint key = (QUERIES + column + i * N) * CHUNK_PITCH + k / 8;
             coopMatLoad(b, memory, key, CHUNK_PITCH, gl_CooperativeMatrixLayoutColumnMajor);
             scores[i] = coopMatMulAdd(a, b, scores[i]);
@@ -212,13 +218,13 @@ void correct(float factor) {
 void multiply(uint key) {
     const uint column = gl_SubgroupID * COLUMNS * N;
     [[unroll]] for (uint k = 0; k < VALUE_KEYS; k += K) {
-        coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
+        coopmat<MatrixElement, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; ++r) {
             const uint from = WEIGHTS + r * M * WEIGHT_PITCH + (key + k) / 8;
             coopMatLoad(a[r], memory, from, WEIGHT_PITCH, gl_CooperativeMatrixLayoutRowMajor);
         }
         [[unroll]] for (uint c = 0; c < COLUMNS; ++c) {
-            coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+            coopmat<MatrixElement, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
             const uint from = k * VALUE_PITCH + (column + c * N) / 8;
             coopMatLoad(b, memory, from, VALUE_PITCH, gl_CooperativeMatrixLayoutRowMajor);
             [[unroll]] for (uint r = 0; r < ROWS; ++r)

@@ -1,5 +1,5 @@
 #version 460
-// Convolutions by the device's matrix unit: f16 products, f32 sums. Tiles, parameters and epilogue are those of conv.comp; the
+// Convolutions by the device's matrix unit: products of f16 or bf16, f32 sums. Tiles, parameters and epilogue are those of conv.comp; the
 // shape of a matrix and the number of subgroups are the device's. A patch of input, with its halo, serves all taps. While one
 // tap multiplies, the next one's weights are loaded. The sum goes over terms, blocks of channels, taps, channels.
 #extension GL_GOOGLE_include_directive : require
@@ -7,6 +7,7 @@
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
 #include "common.glsl"
+#include "matrix.glsl"
 #include "conv_params.glsl"
 
 layout(constant_id = 0) const uint M = 16;
@@ -157,11 +158,11 @@ coopmat<float, gl_ScopeSubgroup, M, N, gl_MatrixUseAccumulator> result[ROWS * CO
 /// Adds the products of a tap. `pixels`: the places of this subgroup's first pixels of each row of matrices.
 void multiply(uint pixels[ROWS], uint weights) {
     [[unroll]] for (uint k = 0; k < STEPS; ++k) {
-        coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
+        coopmat<MatrixElement, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; ++r)
             coopMatLoad(a[r], memory, pixels[r] + k * K / 8, PITCH, gl_CooperativeMatrixLayoutRowMajor);
         [[unroll]] for (uint c = 0; c < COLUMNS; ++c) {
-            coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+            coopmat<MatrixElement, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
             coopMatLoad(b, memory, weights + c * N * PITCH + k * K / 8, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
             [[unroll]] for (uint r = 0; r < ROWS; ++r)
                 result[r * COLUMNS + c] = coopMatMulAdd(a[r], b, result[r * COLUMNS + c]);

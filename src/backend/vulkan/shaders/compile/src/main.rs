@@ -12,13 +12,12 @@ use glslang::{
 type Define = (&'static str, Option<&'static str>);
 
 /// Kernels of elements: one file for each precision.
-const OF_ELEMENTS: [&str; 9] =
-    ["attention", "norm", "norm_pixel", "cache_u8", "load", "store", "blend", "pool", "add"];
+const OF_ELEMENTS: [&str; 9] = ["attention", "norm", "norm_pixel", "cache_u8", "load", "store", "blend", "pool", "add"];
 const PRECISIONS: [(&str, &str); 3] = [("fp16", "VVAE_FP16"), ("bf16", "VVAE_BF16"), ("fp32", "VVAE_FP32")];
 /// Output channels of a convolution's tile.
 const TILES: [&str; 3] = ["32", "96", "128"];
-/// Of f16 alone, by matrix units.
-const OF_MATRICES: &str = "attention_matrix";
+/// What matrix units multiply: `attention_matrix` and `conv_matrix` are of these.
+const OF_MATRICES: [&str; 2] = ["fp16", "bf16"];
 const OF_FLOATS: [&str; 2] = ["finalize", "copy_rows"];
 
 struct Kernel {
@@ -36,13 +35,15 @@ fn kernels() -> Vec<Kernel> {
         for tile in TILES {
             let defines = vec![(define, None), ("TILE_CHANNELS", Some(tile))];
             all.push(Kernel { source: "conv", output: format!("conv_{tile}.{precision}"), defines: defines.clone() });
-            if precision == "fp16" {
-                all.push(Kernel { source: "conv_matrix", output: format!("conv_matrix_{tile}"), defines });
+            if OF_MATRICES.contains(&precision) {
+                all.push(Kernel { source: "conv_matrix", output: format!("conv_matrix_{tile}.{precision}"), defines });
             }
         }
+        if OF_MATRICES.contains(&precision) {
+            let output = format!("attention_matrix.{precision}");
+            all.push(Kernel { source: "attention_matrix", output, defines: vec![(define, None)] });
+        }
     }
-    let defines = vec![(PRECISIONS[0].1, None)];
-    all.push(Kernel { source: OF_MATRICES, output: OF_MATRICES.into(), defines });
     let floats = || vec![(PRECISIONS[2].1, None)];
     all.extend(OF_FLOATS.map(|source| Kernel { source, output: source.into(), defines: floats() }));
     all

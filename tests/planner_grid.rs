@@ -163,18 +163,19 @@ fn request(number: usize, networks: &[Arc<Network>; 2], random: &mut Random) -> 
     let free = planner::request(&networks[1], Shape::new(1, 16, 0, 128, 128));
     let tiles =
         |size: u64, overlap: u64| Some(TileSize { height: size, width: size, overlap, spacing: Spacing::Strided });
-    let latents = |batch, frames, height, width| Shape::new(batch, 16, frames, height, width);
+    let latents =
+        |batch, frames, height, width| planner::request(&networks[1], Shape::new(batch, 16, frames, height, width));
     match number {
-        0 => Request { input: latents(1, 1000, 128, 128), tiles: tiles(64, 16), overlap: 16, ..free },
-        1 => Request { input: latents(1, 1000, 128, 128), tiles: tiles(64, 56), overlap: 56, ..free },
-        2 => Request { input: latents(1, 100_000, 32, 32), slice: Some(4096), ..free },
+        0 => Request { tiles: tiles(64, 16), overlap: 16, ..latents(1, 1000, 128, 128) },
+        1 => Request { tiles: tiles(64, 56), overlap: 56, ..latents(1, 1000, 128, 128) },
+        2 => Request { slice: Some(4096), ..latents(1, 100_000, 32, 32) },
         3 => Request { slice: Some(4096), limit: 8 << 30, ..free },
-        4..10 => Request { input: latents(256, 0, 32, 32), limit: (2 << 30) << (number - 4), ..free },
-        10 => Request { input: latents(256, 0, 8, 8), slice: Some(4096), limit: 4 << 30, ..free },
-        11 => Request { input: latents(65536, 1 << 32, 8, 8), tiles: None, limit: 4 << 30, ..free },
-        12 => Request { input: latents(64, 0, 128, 128), tiles: tiles(64, 0), slice: Some(4096), ..free },
-        13 => Request { input: latents(1, 9, 16384, 1), tiles: tiles(65536, 65528), ..free },
-        14 => Request { input: latents(1, 1 << 32, 128, 128), tiles: tiles(64, 16), limit: 3 << 30, ..free },
+        4..10 => Request { limit: (2 << 30) << (number - 4), ..latents(256, 0, 32, 32) },
+        10 => Request { slice: Some(4096), limit: 4 << 30, ..latents(256, 0, 8, 8) },
+        11 => Request { tiles: None, limit: 4 << 30, ..latents(65536, 1 << 32, 8, 8) },
+        12 => Request { tiles: tiles(64, 0), slice: Some(4096), ..latents(64, 0, 128, 128) },
+        13 => Request { tiles: tiles(65536, 65528), ..latents(1, 9, 16384, 1) },
+        14 => Request { tiles: tiles(64, 16), limit: 3 << 30, ..latents(1, 1 << 32, 128, 128) },
         _ => random_request(networks, random, free),
     }
 }
@@ -200,7 +201,9 @@ fn random_request(networks: &[Arc<Network>; 2], random: &mut Random, free: Reque
     let request = Request {
         network: Arc::clone(network),
         cone: Arc::new(Cone::new(network, FrameRange::WHOLE)),
-        input,
+        batch,
+        frames: input.known_frames(),
+        image: input.into(),
         limit: random.pick(&limits) / 8 * (5 + random.below(4)),
         host_limit: random.pick(&[0, 1 << 30, 16 << 30, 110 << 30]),
         tiles: random.one_in(3).then_some(tiles),
@@ -215,9 +218,10 @@ fn random_request(networks: &[Arc<Network>; 2], random: &mut Random, free: Reque
 }
 
 fn describe(device: usize, request: &Request) -> String {
-    let Request { network, input, limit, host_limit, tiles, allow_tiles, overlap, slice, chunk, .. } = request;
+    let Request { network, batch, frames, image, limit, host_limit, tiles, allow_tiles, overlap, slice, chunk, .. } =
+        request;
     format!(
-        "{} {:?} {input} limit {} MiB host {} MiB tiles {:?} allowed {allow_tiles} overlap {overlap} slice {slice:?} \
+        "{} {:?} {batch} x {frames:?} of {image:?} limit {} MiB host {} MiB tiles {:?} allowed {allow_tiles} overlap {overlap} slice {slice:?} \
          chunk {chunk:?}",
         ["cpu", "gpu"][device],
         network.direction,

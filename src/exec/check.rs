@@ -61,14 +61,18 @@ fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
 /// More frames than any clip has, and few enough to be counted at every rate.
 const MOST_FRAMES: u64 = 1 << 40;
 
+/// Input frames of a clip that a range is of. A stream on several devices comes in ranges, and may begin with any of
+/// the frames above.
+const MOST_RANGE_FRAMES: u64 = 16 * MOST_FRAMES;
+
 /// Checks that a range lies in its clip. Returns what it depends on.
 pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
     let ClipRange { clip_frames, first, count } = range;
     let (input, output) = ends(network.direction);
     let (input, output) = (input.name(), output.name());
-    if clip_frames == 0 || clip_frames > MOST_CLIP_FRAMES {
+    if clip_frames == 0 || clip_frames > MOST_RANGE_FRAMES {
         return Err(Error::Argument(format!(
-            "clip_frames: {clip_frames}, but a clip has from 1 to {MOST_CLIP_FRAMES} {input} frames"
+            "clip_frames: {clip_frames}, but a clip has from 1 to {MOST_RANGE_FRAMES} {input} frames"
         )));
     }
     if count == Some(0) {

@@ -107,7 +107,8 @@ pub enum Extent {
 #[derive(Debug, Clone, Copy)]
 pub struct JobShape {
     pub direction: Direction,
-    /// Of the whole clip that would go in: video for encode, latents for decode. The frames of a stream do not count.
+    /// Of the whole clip that would go in: video for encode, latents for decode. The frames of a stream do not count,
+    /// nor do those of a range, which names its clip.
     pub input: Shape,
     pub extent: Extent,
 }

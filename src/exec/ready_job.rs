@@ -44,11 +44,16 @@ impl<B: Backend> ReadyJob<B> {
         self.on.device.begin(&mut self.workspace.memory, stream)
     }
 
-    /// Ends a call. Returns the non-finite values that it met; `None` where work on the host's stream may still run.
-    /// That work is waited for only if `precision=auto` may learn from it, or if such values are errors.
-    pub fn finish(&mut self, stream: Option<HostStream>) -> Result<Option<NonFinite>> {
+    /// The host's stream, if a call may leave its work there: not if `precision=auto` may learn from it, or if
+    /// non-finite values are errors.
+    pub fn left_on(&self, stream: Option<HostStream>) -> Option<HostStream> {
         let waits = self.on.settings.on_nonfinite == OnNonFinite::Fail || self.auto.waits(self.network().direction);
-        let stream = stream.filter(|_| !waits);
+        stream.filter(|_| !waits)
+    }
+
+    /// Ends a call. Returns the non-finite values that it met; `None` where work on the host's stream may still run.
+    pub fn finish(&mut self, stream: Option<HostStream>) -> Result<Option<NonFinite>> {
+        let stream = self.left_on(stream);
         self.end(stream)?;
         Ok(stream.is_none().then(|| self.on.device.take_nonfinite(&mut self.workspace.memory)))
     }

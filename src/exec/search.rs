@@ -42,7 +42,9 @@ impl Job {
         Request {
             network: Arc::clone(network),
             cone: Arc::clone(&self.cone),
-            input: self.input,
+            batch: self.input.batch,
+            frames: self.input.known_frames(),
+            image: self.input.into(),
             limit: limits.device,
             host_limit: limits.host,
             load_bytes,
@@ -60,15 +62,15 @@ impl<D: DeviceFacts> DeviceModel<D> {
     pub fn plan(&self, job: &Job, limits: PlanLimits, load_bytes: u64, target: &Target) -> Result<Plan> {
         reserve::check()?;
         let request = job.request(self.network(job.direction), &self.settings, limits, load_bytes);
-        check_tiling(&request, &self.settings)?;
+        check_tiling(job, &request, &self.settings)?;
         self.with_threads(|| plan::search(&request, target)).map_err(|why| match why {
-            PlanError::TooLarge { smallest, smallest_exact } => too_large(&request, smallest, smallest_exact),
+            PlanError::TooLarge { smallest, smallest_exact } => too_large(job, &request, smallest, smallest_exact),
             PlanError::Cancelled => target.check_cancel().err().unwrap_or_else(reserve::exhausted),
         })
     }
 }
 
-fn check_tiling(request: &Request, settings: &Settings) -> Result<()> {
+fn check_tiling(job: &Job, request: &Request, settings: &Settings) -> Result<()> {
     let tiling = settings.tiling[request.network.direction as usize];
     let (size, overlap, node) = (tiling.size, tiling.overlap, request.network.direction.name());
     if tiling.enabled && overlap >= size {
@@ -80,15 +82,15 @@ fn check_tiling(request: &Request, settings: &Settings) -> Result<()> {
         return Err(Error::Argument(format!(
             "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {} into too many tiles; use larger tiles \
              or less overlap",
-            request.input.described()
+            job.input.described()
         )));
     }
     Ok(())
 }
 
 /// `tiled` and `exact`: the smallest plans, if any is within the limit of host memory.
-fn too_large(request: &Request, tiled: Option<u64>, exact: Option<u64>) -> Error {
-    let (limit, input) = (Bytes(request.limit), request.input.described());
+fn too_large(job: &Job, request: &Request, tiled: Option<u64>, exact: Option<u64>) -> Error {
+    let (limit, input) = (Bytes(request.limit), job.input.described());
     let takes = |bytes: Option<u64>| match bytes {
         Some(bytes) => format!("takes {} ({bytes} bytes)", Bytes(bytes)),
         None => "needs more host memory than host_memory_limit allows".into(),

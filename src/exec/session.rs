@@ -24,7 +24,7 @@ use super::{
     nonfinite,
 };
 use crate::backend::{Backend, NonFinite, Note};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::Direction;
 use crate::model::checkpoint::CheckpointFile;
@@ -194,10 +194,14 @@ impl<B: Backend> Engine<B> {
         let plan = self.find_plan(&job, self.limits(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
         let mut ready = self.make_ready(&job, plan, control)?;
+        let stream = ready.stream_for(&call.into, Some(call.input));
+        if ready.left_on(stream).is_none() {
+            // Work of an earlier call may still run on the host's stream. What it meets is not this call's.
+            ready.end(None)?;
+        }
         // An earlier call on the host's stream may have found them after it returned.
         let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let stream = ready.stream_for(&call.into, Some(call.input));
         let result = ready.begin(stream).and_then(|()| ready.run_call(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);
@@ -207,7 +211,11 @@ impl<B: Backend> Engine<B> {
         // They are idle from now on.
         drop(ready.weights);
         self.tell_idle();
-        let known = result.and(finished)?;
+        let known = match result {
+            // A failure counts more than a cancel.
+            Err(Error::Cancelled) => finished.and(Err(Error::Cancelled)),
+            result => result.and(finished),
+        }?;
         if let Some(seen) = known {
             self.auto.learn(direction, seen);
         }

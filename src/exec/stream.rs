@@ -111,13 +111,16 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let known = finished?;
         let seen = known.unwrap_or_default();
         self.seen = NonFinite { loaded: self.seen.loaded | seen.loaded, stored: self.seen.stored | seen.stored };
-        let pull = result?;
+        if failed {
+            return result;
+        }
+        // A cancelled pull hands out frames too.
         let direction = self.job.network().direction;
         if self.job.auto.is_overflow(self.seen) {
             (*written, self.check.broken) = (0, true);
             return Err(nonfinite::overflowed_stream(direction));
         }
-        if known.is_some() && pull == Pull::Written {
+        if known.is_some() && result == Ok(Pull::Written) {
             self.job.auto.learn(direction, self.seen);
         }
         if !self.told && self.seen != NonFinite::default() {
@@ -126,6 +129,6 @@ impl<B: Backend> FrameStream for Streaming<B> {
             self.check.broken = told.is_err();
             told?;
         }
-        Ok(pull)
+        result
     }
 }

@@ -127,12 +127,6 @@ pub struct Loading<'a, B: Backend> {
     pub cancel: &'a AtomicBool,
 }
 
-/// A store, and the bytes that are taken.
-struct WeightStore<S> {
-    store: S,
-    taken: u64,
-}
-
 impl<B: Backend> Loading<'_, B> {
     /// The weights of another session if it has or loads them, else loaded now.
     pub fn share(self) -> Result<Arc<SharedWeights<B>>> {
@@ -156,17 +150,18 @@ impl<B: Backend> Loading<'_, B> {
         let Loading { on, key, bytes, ledger, .. } = self;
         let (backend, network) = (&*on.device, on.network(key.direction));
         let checkpoint = self.file.open()?;
-        let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
-        let mut host = match bytes.host {
-            0 => None,
-            bytes => Some(WeightStore { store: backend.allocate_weights(bytes, Residency::Host)?, taken: 0 }),
-        };
+        let resident = backend.allocate_weights(bytes.block, Residency::Device)?;
+        let offloaded = || backend.allocate_weights(bytes.host, Residency::Host);
+        let host = (bytes.host > 0).then(offloaded).transpose()?;
+        // Bytes taken of the device's store, and of the host's.
+        let mut taken = [0; 2];
         let mut convs = Vec::with_capacity(network.layers.len());
         for (layer, offloaded) in network.layers.iter().zip(&key.offloaded) {
             check_cancel(self.cancel)?;
-            let into = host.as_mut().filter(|_| *offloaded).unwrap_or(&mut resident);
-            convs.push(backend.allocate_conv(&into.store, into.taken, &layer.layout)?);
-            into.taken += backend.sizes().weight_bytes(&layer.layout);
+            let host = host.as_ref().filter(|_| *offloaded);
+            let taken = &mut taken[usize::from(host.is_some())];
+            convs.push(backend.allocate_conv(host.unwrap_or(&resident), *taken, &layer.layout)?);
+            *taken += backend.sizes().weight_bytes(&layer.layout);
         }
         let in_flight = PartsInFlight::of(backend, network);
         let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes, 0));
@@ -174,7 +169,7 @@ impl<B: Backend> Loading<'_, B> {
         drop(transient);
         // A file that changed during the load may have given a mix.
         checkpoint.verify_unchanged()?;
-        let pageable = host.is_some_and(|host| backend.is_pageable_store(&host.store));
+        let pageable = host.is_some_and(|host| backend.is_pageable_store(&host));
         Ok(Weights { convs, pageable })
     }
 

@@ -19,14 +19,14 @@ pub struct Workspace<B: Backend> {
 
 impl<B: Backend> Workspace<B> {
     pub fn allocate(backend: &B, ledger: &Arc<Ledger>, plan: &Plan) -> Result<Workspace<B>> {
-        let (bytes, host) = (plan.workspace_bytes(), plan.pinned());
+        let (bytes, host) = (plan.workspace, plan.pinned());
         let memory = backend.allocate(bytes, host)?;
-        let held = ledger.hold(bytes + plan.mapping_bytes(), host.total());
+        let held = ledger.hold(bytes + plan.mapping, host.total());
         Ok(Workspace { memory, bytes, host, held })
     }
 
     /// Whether it is exactly what a plan asks for.
     pub fn fits(&self, plan: &Plan) -> bool {
-        (self.bytes, self.host) == (plan.workspace_bytes(), plan.pinned())
+        (self.bytes, self.host) == (plan.workspace, plan.pinned())
     }
 }

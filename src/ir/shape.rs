@@ -32,6 +32,11 @@ impl From<[u64; 5]> for Shape {
 }
 
 impl Shape {
+    /// `None` for a stream, which has 0 in the shapes of hosts.
+    pub fn known_frames(&self) -> Option<u64> {
+        (self.frames > 0).then_some(self.frames)
+    }
+
     /// In words. A stream has no number of frames yet, which is 0 here.
     pub fn described(&self) -> String {
         match self.frames {
@@ -54,6 +59,13 @@ pub struct FrameShape {
     pub height: u64,
     pub width: u64,
     pub channels: u64,
+}
+
+/// One of its frames.
+impl From<Shape> for FrameShape {
+    fn from(shape: Shape) -> FrameShape {
+        FrameShape::new(shape.height, shape.width, shape.channels)
+    }
 }
 
 impl FrameShape {

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::network::{Network, Source};
-use crate::ir::LayerId;
+use super::network::{Network, Source, attention_work};
+use crate::ir::{FrameShape, LayerId};
 
 /// Output frames of a clip: latent frames for encode, video frames for decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +69,22 @@ impl Cone {
     pub fn output_frames(&self, network: &Network, end: u64) -> u64 {
         let last = self.stage_ends(network, end).last().copied();
         last.unwrap_or(0).saturating_sub(self.range.first)
+    }
+
+    /// The multiplications for one clip of these frames with input up to `end`. 128 bits: long clips pass 2^64.
+    pub fn work(&self, network: &Network, input: FrameShape, end: u64) -> u128 {
+        let shapes = network.input_shapes(input);
+        let mut total = 0;
+        for (stage, end) in network.stages.iter().zip(self.stage_ends(network, end)) {
+            let of = |layer: LayerId| {
+                let own = &network.layers[layer];
+                let attends = if own.attends { attention_work(shapes[layer]) } else { 0 };
+                let work = u128::from(own.steady_work(shapes[layer])) + u128::from(attends);
+                u128::from(own.time.computed(&(self.first(layer)..end))) * work
+            };
+            total += stage.layers.clone().map(of).sum::<u128>();
+        }
+        total
     }
 
     /// Whether the last frames of some stage are not computed.

@@ -15,4 +15,4 @@ pub use cone::{Cone, FrameRange};
 pub use families::Model;
 pub use geometry::{Direction, Geometry};
 pub use lower::{Recipe, RecipeTerm, Recipes, pair_of};
-pub use network::{ChunkPairs, Layer, LevelMap, LevelShortcut, Network, Reader, Role, Source, Stage};
+pub use network::{ChunkPairs, Layer, LevelMap, LevelShortcut, Network, Reader, Role, Source, Stage, attention_work};

@@ -49,6 +49,12 @@ pub enum Source {
     Layer(LayerId),
 }
 
+impl Source {
+    pub fn layer(self) -> Option<LayerId> {
+        if let Source::Layer(layer) = self { Some(layer) } else { None }
+    }
+}
+
 /// What a layer's weights are folded from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LayerTensors {
@@ -148,6 +154,11 @@ impl Layer {
         first.into_iter().chain(second).chain(parts)
     }
 
+    /// The layers whose outputs it reads: as input, as residual, through a shortcut.
+    pub fn sources(&self) -> impl Iterator<Item = LayerId> {
+        [Some(self.input), self.addend].into_iter().flatten().filter_map(Source::layer)
+    }
+
     /// The layer whose output it adds, as it is.
     pub fn residual(&self) -> Option<Source> {
         self.addend.filter(|_| self.layout.shortcut.is_none())
@@ -176,6 +187,25 @@ impl Layer {
     pub fn output_shape(&self, input: FrameShape) -> FrameShape {
         self.layout.window.output(input, self.layout.cout)
     }
+
+    /// Multiplications for one output frame, away from the start of the clip.
+    pub fn steady_work(&self, input: FrameShape) -> u64 {
+        self.work(input, self.time.steady_products())
+    }
+
+    /// The same for an output frame of so many terms.
+    pub fn work(&self, input: FrameShape, terms: u64) -> u64 {
+        let layout = &self.layout;
+        let shortcut = layout.shortcut.unwrap_or(0) * layout.window.output(input, 1).pixels();
+        let taps = layout.window.taps() * layout.cin * terms;
+        let pixels = input.pixels() / if layout.window == Window::Down { 4 } else { 1 };
+        taps.saturating_mul(pixels).saturating_add(shortcut).saturating_mul(layout.cout)
+    }
+}
+
+/// Multiplications of attention over the pixels of a frame.
+pub fn attention_work(shape: FrameShape) -> u64 {
+    shape.pixels().saturating_mul(shape.pixels()).saturating_mul(2 * shape.channels)
 }
 
 /// A run of layers of one resolution and frame rate. The first one changes to them, and is the only one that reads
@@ -356,6 +386,12 @@ impl Network {
         self.readers(from).last().is_some_and(|last| last.layer == reader)
     }
 
+    /// Whether a layer is the last one that reads its input, so it may write over it.
+    pub fn consumes_input(&self, layer: LayerId) -> bool {
+        let own = &self.layers[layer];
+        own.addend != Some(own.input) && own.input.layer().is_some_and(|from| self.is_last_reader(from, layer))
+    }
+
     /// The stage that a layer belongs to.
     pub fn stage_of(&self, layer: LayerId) -> usize {
         self.stages.partition_point(|stage| stage.layers.end <= layer)
@@ -478,13 +514,14 @@ impl Network {
         }
     }
 
-    /// The frames of an input of this shape, unpacked, and padded to whole latent pixels of the host.
-    pub fn input_frame(&self, input: Shape) -> FrameShape {
+    /// A frame of the host's input, unpacked, and padded to whole latent pixels of the host.
+    pub fn input_frame(&self, image: impl Into<FrameShape>) -> FrameShape {
+        let image = image.into();
         let whole = |length: u64| match self.direction {
             Direction::Encode => length.next_multiple_of(self.geometry.packed_space()) / self.geometry.patch,
             Direction::Decode => length * self.geometry.packing,
         };
-        FrameShape::new(whole(input.height), whole(input.width), self.input_channels())
+        FrameShape::new(whole(image.height), whole(image.width), self.input_channels())
     }
 
     /// The shape of what comes out of a clip of this shape, as the host has it: whole pixels of the host's latents.

@@ -101,10 +101,6 @@ impl Choices {
     pub fn exclusion(&self) -> Option<&'static Exclusion> {
         EXCLUSIONS.iter().find(|exclusion| (exclusion.are_made)(self))
     }
-
-    pub fn is_excluded(&self) -> bool {
-        self.exclusion().is_some()
-    }
 }
 
 #[cfg(test)]
@@ -129,7 +125,7 @@ mod tests {
         let output = LayerPolicy { output: Memory::Host, ..whole };
         let fetched = LayerPolicy { weights: Memory::Host, ..whole };
         let allowed = [whole, banded, recomputed, hidden, output, fetched].map(Choices::of);
-        assert!(allowed.iter().all(|choices| !choices.is_excluded()));
+        assert!(allowed.iter().all(|choices| choices.exclusion().is_none()));
         let excluded = [
             Choices { is_head: true, ..Choices::of(banded) },
             Choices { keeps_partial_sums: true, ..Choices::of(banded) },

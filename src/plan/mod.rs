@@ -9,6 +9,7 @@ mod exclusions;
 #[allow(clippy::module_inception)]
 mod plan;
 mod policy;
+mod repeats;
 mod request;
 mod schedule;
 mod search;
@@ -16,7 +17,7 @@ mod spec;
 mod tiles;
 
 pub use arena::{Arena, Arenas, Slot, Slots};
-pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, cone_work, op_work, work};
+pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, op_work, work};
 pub use plan::Plan;
 pub use policy::{Form, LayerPolicy, MAX_SLICE_LATENTS, Memory, Placement, SchedulePolicy};
 pub use request::{PlanError, Request};

@@ -6,32 +6,32 @@ use std::sync::Arc;
 
 use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
+use super::repeats::Purpose;
 use super::request::Request;
-use super::schedule::{Purpose, Schedule, is_periodic};
+use super::schedule::{Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
-use crate::ir::{BandBuffers, Buffers, PinnedBytes, Rates, Shape};
+use crate::ir::{BandBuffers, Buffers, FrameShape, PinnedBytes, Rates};
 use crate::model::{Direction, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub spec: ScheduleSpec,
-    /// Where the input ends, if that is known.
-    pub frames: Option<u64>,
     arenas: Arenas,
     scratch: u64,
     bands: u64,
     /// The least offset of the band buffers.
     least_band_offset: u64,
     /// Bytes of the device block that slots, scratch, bands and staging share.
-    workspace: u64,
-    /// Bytes of the page tables through which the device reaches host memory.
-    mapping: u64,
+    pub workspace: u64,
+    /// Bytes of the page tables through which the device reaches host memory, beside that block.
+    pub mapping: u64,
     /// Bytes of a staging buffer for input, and for output.
     staging: [u64; 2],
     pub weights: WeightBytes,
     load_bytes: u64,
-    pub input: Shape,
+    /// A frame as the host passes it in.
+    pub image: FrameShape,
     /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
     pub estimate: Estimate,
     /// Those that it was estimated with.
@@ -50,14 +50,13 @@ impl Plan {
     /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet.
     pub fn rehearse(request: &Request, spec: ScheduleSpec, target: &Target) -> Plan {
         let network = Arc::clone(&request.network);
-        let frames = request.input_end();
-        let mut buffers = BufferBytes::new(*target);
+        let mut buffers = BufferBytes::new(*target, network.layers.len());
         let costs = CostModel { network: &network, target: *target };
         let mut arrivals = WeightArrivals::new(target.profile.rates.copies);
         let (mut all, mut slice, mut last) = (Estimate::default(), Estimate::default(), 0);
-        let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
-        let slices = is_long.then(|| spec.filling_slices(frames) + STEADY_SLICES);
-        let schedule = Schedule::new(Purpose::Rehearsal, spec.one_clip(), frames, Arenas::default(), target);
+        let is_long = spec.is_longer_than(STEADY_SLICES + 1);
+        let slices = is_long.then(|| spec.filling_slices() + STEADY_SLICES);
+        let schedule = Schedule::new(Purpose::Rehearsal, spec.one_clip(), Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
             if number != last {
@@ -67,18 +66,17 @@ impl Plan {
             (all, slice) = (all.plus(estimate), slice.plus(estimate));
         });
         let output = network.output_shape(spec.input);
-        if let (Some(frames), Some(_), ItemOrder::ItemByItem) = (frames, &spec.grid, spec.order) {
+        if let (Some(end), Some(_), ItemOrder::ItemByItem) = (spec.end, &spec.grid, spec.order) {
             // Every frame of the clip is kept until its last tile.
-            arenas.device.provide(target.frame_bytes(output), spec.cone.output_frames(&network, frames));
+            arenas.device.provide(target.frame_bytes(output), spec.cone.output_frames(&network, end));
         }
-        let total = cost::work(&spec, frames.unwrap_or(spec.cone.fill_end + STREAM_FRAMES - 1));
+        let total = cost::work(&spec, spec.end.unwrap_or(spec.cone.fill_end + STREAM_FRAMES - 1));
         // The rest of a long clip is like the last slice; other clips and tiles are like this one.
         let typical = if is_long { slice } else { all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
         let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
         let staged = [spec.largest_load(), output.with_channels(stored_channels(&network))];
         let mut plan = Plan {
-            frames,
             scratch: buffers.scratch.max(fades),
             bands: buffers.bands(),
             least_band_offset: buffers.least_band_offset,
@@ -87,7 +85,7 @@ impl Plan {
             staging: staged.map(|shape| target.sizes.staging_bytes(shape)),
             weights: WeightBytes::new(&network, &spec.policy.offloaded_weights(), target),
             load_bytes: request.load_bytes,
-            input: request.input,
+            image: request.image,
             estimate: all.plus(typical.times(rest)),
             rates: target.profile.rates,
             spec,
@@ -103,17 +101,17 @@ impl Plan {
         if target.is_cancelled() {
             return self;
         }
-        let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
+        let (filling, periodic) = (self.spec.filling_slices(), is_periodic(&self.spec));
         let spec = self.spec.one_clip();
         let slices = periodic.then_some(filling + PackedLayout::TRACED_SLICES);
-        let schedule = Schedule::new(Purpose::Rehearsal, spec.clone(), self.frames, self.arenas.emptied(), target);
+        let schedule = Schedule::new(Purpose::Rehearsal, spec.clone(), self.arenas.emptied(), target);
         let traced = schedule.rehearse(None, slices, target, |_, _| {});
         self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
         if periodic {
             let endings = self.endings();
             // A stream may end at each of them. It is followed once, and copies of it end.
-            let known = self.frames.and(endings.first().copied());
-            let mut schedule = Schedule::new(Purpose::Rehearsal, spec, known, self.arenas.clone(), target);
+            let ending = ScheduleSpec { end: spec.end.and(endings.first().copied()), ..spec };
+            let mut schedule = Schedule::new(Purpose::Rehearsal, ending, self.arenas.clone(), target);
             for end in endings.into_iter().take_while(|_| !target.is_cancelled()) {
                 schedule.follow_stream(end, target);
                 self.arenas.cover_partial(&schedule.clone().rehearse(Some(end), None, target, |_, _| {}));
@@ -126,9 +124,9 @@ impl Plan {
     /// Ends of the input that stand for all ends of a long job: a partial last slice must find room too.
     fn endings(&self) -> Vec<u64> {
         let (slice, rate, start) = (self.spec.policy.slice, self.spec.network.latent_rate(), self.spec.slices_start());
-        let filling = self.spec.filling_slices(self.frames) as u64;
+        let filling = self.spec.filling_slices() as u64;
         let (traced, period) = (PackedLayout::TRACED_SLICES as u64, PackedLayout::PERIOD as u64 * slice);
-        match self.frames {
+        match self.spec.end {
             // The same length without whole periods.
             Some(end) => vec![end - (end - start - 1 - (filling + traced) * slice) / period * period],
             // A stream may end within any slice. Interleaved items keep nothing packed from slice to slice.
@@ -149,22 +147,12 @@ impl Plan {
 
     /// The schedule, from the start.
     pub fn schedule(&self, target: &Target) -> Schedule {
-        Schedule::new(Purpose::Run, self.spec.clone(), self.frames, self.arenas.clone(), target)
+        Schedule::new(Purpose::Run, self.spec.clone(), self.arenas.clone(), target)
     }
 
     /// The same for a timeline: of work items that are alike, one.
     pub fn shown_schedule(&self, target: &Target) -> Schedule {
-        Schedule::new(Purpose::Picture, self.spec.one_clip(), self.frames, self.arenas.clone(), target)
-    }
-
-    /// Bytes of the device block that slots, scratch, bands and staging share.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.workspace
-    }
-
-    /// Bytes that the device takes beside that block to reach host memory.
-    pub fn mapping_bytes(&self) -> u64 {
-        self.mapping
+        Schedule::new(Purpose::Picture, self.spec.one_clip(), self.arenas.clone(), target)
     }
 
     /// Slots come first in the block, then scratch, bands and staging.
@@ -182,7 +170,7 @@ impl Plan {
     }
 
     pub fn device_bytes(&self) -> u64 {
-        let held = self.weights.device().saturating_add(self.workspace_bytes()).saturating_add(self.mapping);
+        let held = self.weights.device().saturating_add(self.workspace).saturating_add(self.mapping);
         held.max(self.load_bytes)
     }
 
@@ -209,10 +197,6 @@ impl Plan {
     /// Whether it computes whole images.
     pub fn is_untiled(&self) -> bool {
         self.spec.grid.is_none()
-    }
-
-    pub fn seconds(&self) -> f64 {
-        self.estimate.seconds
     }
 
     /// The share of the time in which layers wait for offloaded weights.

@@ -3,7 +3,7 @@
 //! Owns where values lie between operations, and how layers run. Knows no memory and no device.
 
 use crate::ir::{LayerId, SplitColumns};
-use crate::model::{Network, Source};
+use crate::model::Network;
 
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
@@ -17,7 +17,7 @@ pub const MIN_MATERIALISED_HIDDEN: u64 = CACHE_FRAMES;
 pub const MAX_SLICE_LATENTS: u64 = 6;
 
 /// Where a value lies between the operation that makes it and those that read it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placement {
     /// The leftmost `resident_shares`/64 of each row on the device, the rest in host memory, streamed per band. Every
     /// row is split at the same column, so all bands wait equally.
@@ -57,7 +57,7 @@ impl Placement {
 }
 
 /// How a layer runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
     /// On whole frames. Its cache is resident.
     Whole,
@@ -73,7 +73,7 @@ pub enum Memory {
 }
 
 /// The choices for one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LayerPolicy {
     pub form: Form,
     /// Of the input frames that it reads again with its next chunk.
@@ -102,7 +102,7 @@ impl LayerPolicy {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SchedulePolicy {
     /// Input frames per slice. The first slice may have one more, or fewer.
     pub slice: u64,
@@ -145,10 +145,9 @@ impl SchedulePolicy {
 
     /// The layer that rematerialises frames for `layer` in every chunk: the one that makes its input or its addend.
     pub fn rematerialised_for(&self, network: &Network, layer: LayerId) -> Option<LayerId> {
-        let facts = &network.layers[layer];
-        let sources = [Some(facts.input), facts.addend].into_iter().flatten();
-        let mut layers = sources.filter_map(|source| if let Source::Layer(from) = source { Some(from) } else { None });
-        layers.find(|from| network.stage_of(*from) == network.stage_of(layer) && self.layers[*from].rematerialised > 0)
+        let is_in_stage = |from: &LayerId| network.stage_of(*from) == network.stage_of(layer);
+        let mut sources = network.layers[layer].sources().filter(is_in_stage);
+        sources.find(|from| self.layers[*from].rematerialised > 0)
     }
 
     /// Of each layer, whether its weights are in host memory.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::policy::{MAX_SLICE_LATENTS, SchedulePolicy};
 use super::spec::{ItemOrder, ScheduleSpec};
-use super::tiles::{Grid, PixelScale, TileSize};
-use crate::ir::{FrameShape, Shape};
+use super::tiles::{Grid, TileSize};
+use crate::ir::FrameShape;
 use crate::model::{Cone, Network};
 
 /// Tiles of all clips together that a job may have. Each is scheduled on its own.
@@ -16,8 +16,11 @@ pub struct Request {
     pub network: Arc<Network>,
     /// The frames that each layer computes.
     pub cone: Arc<Cone>,
-    /// The shape that the host passes in: of a range, the frames that it needs. `frames == 0` stands for a stream.
-    pub input: Shape,
+    pub batch: u64,
+    /// Input frames; of a range, those that it needs. `None` for a stream.
+    pub frames: Option<u64>,
+    /// A frame as the host passes it in.
+    pub image: FrameShape,
     /// Device bytes for weights and workspace together.
     pub limit: u64,
     /// Bytes of host memory beside the device's.
@@ -50,12 +53,7 @@ pub enum PlanError {
 
 impl Request {
     pub fn is_still(&self) -> bool {
-        self.input.frames == 1
-    }
-
-    /// Whether it is not known where the input ends.
-    pub fn is_stream(&self) -> bool {
-        self.input.frames == 0
+        self.frames == Some(1)
     }
 
     /// Latent frames per slice, if the host sets them.
@@ -65,12 +63,12 @@ impl Request {
 
     /// Where the input ends, in frames of the clip; `None` for a stream.
     pub fn input_end(&self) -> Option<u64> {
-        (!self.is_stream()).then(|| self.cone.first_input + self.input.frames)
+        self.frames.map(|frames| self.cone.first_input + frames)
     }
 
     /// The input padded to whole latent pixels.
     pub fn input_frame(&self) -> FrameShape {
-        self.network.input_frame(self.input)
+        self.network.input_frame(self.image)
     }
 
     /// Rows and columns of the latent.
@@ -80,9 +78,8 @@ impl Request {
     }
 
     pub fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {
-        let scale = PixelScale { latent: self.network.geometry.space, patch: self.network.geometry.patch };
         let (rows, columns) = self.latent();
-        Grid::new(size, rows, columns, scale, self.network.direction).map(Arc::new)
+        Grid::new(size, rows, columns, &self.network.geometry, self.network.direction).map(Arc::new)
     }
 
     /// The schedule of a policy, with the tiles of `grid`.
@@ -90,7 +87,8 @@ impl Request {
         ScheduleSpec {
             network: Arc::clone(&self.network),
             cone: Arc::clone(&self.cone),
-            batch: self.input.batch,
+            batch: self.batch,
+            end: self.input_end(),
             input: self.input_frame(),
             policy,
             grid,
@@ -98,19 +96,9 @@ impl Request {
         }
     }
 
-    pub fn requested_tiles(&self) -> Option<Arc<Grid>> {
-        self.tiles.and_then(|size| self.grid(size))
-    }
-
-    /// Tiles of all clips together.
-    pub fn work_items(&self, size: TileSize) -> u64 {
-        let (rows, columns) = self.latent();
-        let (down, across) = size.count(rows, columns, self.network.geometry.space);
-        down.saturating_mul(across).saturating_mul(self.input.batch)
-    }
-
     /// Whether the requested tiles are too many to schedule.
     pub fn has_too_many_tiles(&self) -> bool {
-        self.tiles.is_some_and(|size| self.work_items(size) > MAX_WORK_ITEMS)
+        let tiles = |size: TileSize| self.grid(size).map_or(1, |grid| grid.tiles() as u64);
+        self.tiles.is_some_and(|size| tiles(size).saturating_mul(self.batch) > MAX_WORK_ITEMS)
     }
 }

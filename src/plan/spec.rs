@@ -2,11 +2,10 @@
 //!
 //! Owns the division of a job into work items. Knows no memory.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::policy::SchedulePolicy;
-use super::tiles::{Grid, TileAxis};
+use super::tiles::Grid;
 use crate::ir::FrameShape;
 use crate::model::{Cone, Direction, Network};
 
@@ -20,13 +19,15 @@ pub enum ItemOrder {
     SliceBySlice,
 }
 
-/// Everything that decides a schedule, except the number of frames.
+/// Everything that decides a schedule.
 #[derive(Debug, Clone)]
 pub struct ScheduleSpec {
     pub network: Arc<Network>,
     /// The frames that each layer computes.
     pub cone: Arc<Cone>,
     pub batch: u64,
+    /// Where the input ends, in frames of the clip; `None` for a stream.
+    pub end: Option<u64>,
     /// The whole input frame, padded to the network's units.
     pub input: FrameShape,
     pub policy: Arc<SchedulePolicy>,
@@ -62,28 +63,9 @@ impl ScheduleSpec {
         Region { top: rows.start * scale, left: columns.start * scale, shape }
     }
 
-    /// The input shapes of all tiles of a clip, each with the number of tiles that have it.
-    pub fn tile_shapes(&self) -> Vec<(FrameShape, u64)> {
-        let Some(grid) = self.grid.as_deref() else { return vec![(self.input, 1)] };
-        let counts = |axis: &TileAxis| {
-            let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-            axis.spans.iter().for_each(|span| *counts.entry(span.len()).or_default() += 1);
-            counts
-        };
-        let scale = self.network.latent_scale();
-        let (rows, columns) = (counts(&grid.rows), counts(&grid.columns));
-        let shape = |height: u64, width: u64| FrameShape::new(height * scale, width * scale, self.input.channels);
-        let of_row = |(height, n): (&u64, &u64)| {
-            let (height, n) = (*height, *n);
-            columns.iter().map(move |(width, m)| (shape(height, *width), n * m)).collect::<Vec<_>>()
-        };
-        rows.iter().flat_map(of_row).collect()
-    }
-
-    /// The largest part of a frame that a work item computes.
+    /// The largest part of a frame that a work item computes. Only the last tiles of an axis may be smaller.
     pub fn largest_tile(&self) -> FrameShape {
-        let parts = self.tile_shapes().into_iter().map(|(shape, _)| shape);
-        parts.max_by_key(FrameShape::elements).unwrap_or(self.input)
+        self.input_region(self.tile_of(0)).shape
     }
 
     /// The most activations that a load stages. A tile may begin and end within pixels of the host's packed latents,
@@ -94,19 +76,16 @@ impl ScheduleSpec {
             Direction::Decode => self.network.geometry.packing,
         };
         let touched = |length: u64, all: u64| ((length + 2 * (side - 1)) / side * side).min(all);
-        let loads = self.tile_shapes().into_iter().map(|(tile, _)| FrameShape {
-            height: touched(tile.height, self.input.height),
-            width: touched(tile.width, self.input.width),
-            ..tile
-        });
-        loads.max_by_key(FrameShape::elements).unwrap_or(self.input)
+        let tile = self.largest_tile();
+        let (height, width) = (touched(tile.height, self.input.height), touched(tile.width, self.input.width));
+        FrameShape { height, width, ..tile }
     }
 
-    /// Where the first slice ends. Input ends at `frames`, if that is known; then a shorter slice comes first: it has
-    /// no cache yet that would have to move for few frames.
-    pub fn first_slice_end(&self, frames: Option<u64>) -> u64 {
+    /// Where the first slice ends. If it is known where the input ends, a shorter slice comes first: it has no cache
+    /// yet that would have to move for few frames.
+    pub fn first_slice_end(&self) -> u64 {
         let (slice, start) = (self.policy.slice, self.slices_start());
-        let first = frames.map_or(0, |end| self.network.padded_frames(end).saturating_sub(start) % slice);
+        let first = self.end.map_or(0, |end| self.network.padded_frames(end).saturating_sub(start) % slice);
         start + if first == 0 { slice } else { first }
     }
 
@@ -116,20 +95,16 @@ impl ScheduleSpec {
         1 + first.saturating_sub(1) / rate * rate
     }
 
-    /// Slices of input that ends at `frames`.
-    fn slices(&self, frames: u64) -> u64 {
-        frames.saturating_sub(self.slices_start()).div_ceil(self.policy.slice).max(1)
-    }
-
     /// Slices before the first one that makes an output frame. 0 at the beginning of a clip.
-    pub fn filling_slices(&self, frames: Option<u64>) -> usize {
-        let missing = self.cone.fill_end.saturating_sub(self.first_slice_end(frames));
+    pub fn filling_slices(&self) -> usize {
+        let missing = self.cone.fill_end.saturating_sub(self.first_slice_end());
         missing.div_ceil(self.policy.slice) as usize
     }
 
-    /// Whether more than `slices` follow those that fill the cone; `None` is a stream.
-    pub fn is_longer_than(&self, slices: usize, frames: Option<u64>) -> bool {
-        frames.is_none_or(|end| self.slices(end) > (self.filling_slices(frames) + slices) as u64)
+    /// Whether more than `slices` follow those that fill the cone, as in every stream.
+    pub fn is_longer_than(&self, slices: usize) -> bool {
+        let all = |end: u64| end.saturating_sub(self.slices_start()).div_ceil(self.policy.slice).max(1);
+        self.end.is_none_or(|end| all(end) > (self.filling_slices() + slices) as u64)
     }
 
     /// Whether work items take turns within a slice.

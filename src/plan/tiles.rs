@@ -1,9 +1,10 @@
 //! Tiles: parts of the image that run on their own and are faded into each other. Never exact, because norms and
 //! attention see a tile instead of the image; so tiles are the last resort, unless the host asks for them.
 
+use std::iter::repeat_n;
 use std::sync::Arc;
 
-use crate::model::Direction;
+use crate::model::{Direction, Geometry};
 
 /// Where tiles begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,23 +22,6 @@ pub struct TileSize {
     pub width: u64,
     pub overlap: u64,
     pub spacing: Spacing,
-}
-
-impl TileSize {
-    /// Rows and columns of tiles in a latent of this size, of so many pixels a side.
-    pub fn count(&self, rows: u64, columns: u64, scale: u64) -> (u64, u64) {
-        let count = |length: u64, pixels: u64| self.spans(length, (pixels / scale).max(1), scale).len() as u64;
-        (count(rows, self.height), count(columns, self.width))
-    }
-
-    /// The tiles of an axis of `length` latent pixels, each `side` long.
-    fn spans(&self, length: u64, side: u64, scale: u64) -> Vec<Span> {
-        let shared = (self.overlap / scale).min(side - 1);
-        match self.spacing {
-            Spacing::Strided => strided(length, side, shared),
-            Spacing::Even => even(length, side, shared),
-        }
-    }
 }
 
 /// A run of rows or columns, in latent pixels.
@@ -63,13 +47,6 @@ pub struct TileAxis {
     pub weight: Vec<f32>,
 }
 
-/// Rows of video per row of latent, and per row of activations at the side of the video; columns alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PixelScale {
-    pub latent: u64,
-    pub patch: u64,
-}
-
 /// The tiles of an image: every row span with every column span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
@@ -80,13 +57,25 @@ pub struct Grid {
 
 impl Grid {
     /// `rows` and `columns` of the whole latent. `None` where one tile covers it.
-    pub fn new(size: TileSize, rows: u64, columns: u64, scale: PixelScale, direction: Direction) -> Option<Grid> {
-        let side = |pixels: u64| (pixels / scale.latent).max(1);
-        if rows <= side(size.height) && columns <= side(size.width) {
+    pub fn new(size: TileSize, rows: u64, columns: u64, geometry: &Geometry, direction: Direction) -> Option<Grid> {
+        let [height, width] = [size.height, size.width].map(|pixels| (pixels / geometry.space).max(1));
+        if rows <= height && columns <= width {
             return None;
         }
-        let axis = |length, pixels| TileAxis::new(length, side(pixels), size, scale, direction);
-        Some(Grid { size, rows: axis(rows, size.height), columns: axis(columns, size.width) })
+        let axis = |length: u64, side: u64| {
+            let shared = (size.overlap / geometry.space).min(side - 1);
+            let spans = match size.spacing {
+                Spacing::Strided => strided(length, side, shared),
+                Spacing::Even => even(length, side, shared),
+            };
+            match direction {
+                Direction::Encode => TileAxis::new(spans, 1, shared),
+                // Tiles that share no whole latent pixel have nothing to fade into.
+                Direction::Decode if shared == 0 => TileAxis::new(spans, geometry.scale(), 0),
+                Direction::Decode => TileAxis::new(spans, geometry.scale(), size.overlap / geometry.patch),
+            }
+        };
+        Some(Grid { size, rows: axis(rows, height), columns: axis(columns, width) })
     }
 
     pub fn tiles(&self) -> usize {
@@ -115,34 +104,21 @@ impl Grid {
     }
 }
 
-/// Length of a tile, and whether it fades at its start and at its end.
-type FadeKind = (u64, bool, bool);
-
 impl TileAxis {
-    fn new(length: u64, side: u64, size: TileSize, scale: PixelScale, direction: Direction) -> TileAxis {
-        let shared = (size.overlap / scale.latent).min(side - 1);
-        let (factor, fade) = match direction {
-            Direction::Encode => (1, shared),
-            // Tiles that share no whole latent pixel have nothing to fade into.
-            Direction::Decode => (scale.latent / scale.patch, if shared == 0 { 0 } else { size.overlap / scale.patch }),
+    /// `scale`: rows of output for each row of latent. `fade`: rows of output in which a tile fades.
+    fn new(spans: Vec<Span>, scale: u64, fade: u64) -> TileAxis {
+        let length = spans[spans.len() - 1].end;
+        let of_span = |span: Span| -> Arc<[f32]> {
+            fades((span.len() * scale) as usize, fade as usize, span.start > 0, span.end < length).into()
         };
-        let spans = size.spans(length, side, scale.latent);
-        let mut weight = vec![0.0; (length * factor) as usize];
-        let mut known: Vec<(FadeKind, Arc<[f32]>)> = Vec::new();
-        let fades = spans.iter().map(|span| {
-            let kind: FadeKind = (span.len(), span.start > 0, span.end < length);
-            let same = known.iter().find(|(known, _)| *known == kind).map(|(_, weights)| Arc::clone(weights));
-            let weights = same.unwrap_or_else(|| {
-                let weights = fades((span.len() * factor) as usize, fade as usize, kind.1, kind.2);
-                known.push((kind, Arc::from(weights)));
-                Arc::clone(&known[known.len() - 1].1)
-            });
-            for (sum, weight) in weight[(span.start * factor) as usize..].iter_mut().zip(&*weights) {
-                *sum += weight;
-            }
-            weights
-        });
-        TileAxis { fades: fades.collect(), spans, weight }
+        let kinds = first_inner_last(spans.len()).into_iter();
+        let fades: Vec<_> = kinds.flat_map(|(span, like)| repeat_n(of_span(spans[span]), like)).collect();
+        let mut weight = vec![0.0; (length * scale) as usize];
+        for (span, weights) in spans.iter().zip(&fades) {
+            let sums = weight[(span.start * scale) as usize..].iter_mut();
+            sums.zip(&**weights).for_each(|(sum, weight)| *sum += weight);
+        }
+        TileAxis { spans, fades, weight }
     }
 }
 
@@ -190,16 +166,10 @@ fn fades(length: usize, fade: usize, at_start: bool, at_end: bool) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    const EIGHT: PixelScale = PixelScale { latent: 8, patch: 1 };
-
     fn grid(size: u64, overlap: u64, rows: u64, columns: u64, direction: Direction) -> Option<Grid> {
-        Grid::new(
-            TileSize { height: size, width: size, overlap, spacing: Spacing::Strided },
-            rows,
-            columns,
-            EIGHT,
-            direction,
-        )
+        let size = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
+        let geometry = Geometry { pixel_channels: 3, latent_channels: 16, space: 8, time: 4, patch: 1, packing: 1 };
+        Grid::new(size, rows, columns, &geometry, direction)
     }
 
     #[test]

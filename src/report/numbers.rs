@@ -112,7 +112,10 @@ impl Plan {
     /// What the host is told.
     pub fn report(&self) -> PlanReport {
         let (network, policy) = (&self.spec.network, &self.spec.policy);
-        let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
+        let (end, cone, image) = (self.spec.end, &self.spec.cone, self.image);
+        let inputs = end.map_or(0, |end| end - cone.first_input);
+        let input = Shape::new(self.spec.batch, image.channels, inputs, image.height, image.width);
+        let frames = end.map_or(0, |end| cone.output_frames(network, end));
         let image = match network.direction {
             Direction::Encode => self.spec.input,
             Direction::Decode => network.output_shape(self.spec.input),
@@ -128,17 +131,17 @@ impl Plan {
             direction: network.direction,
             arithmetic: String::new(),
             absent: None,
-            range: self.spec.cone.range,
-            input: self.input,
-            output: Shape { frames, ..network.output(Shape { frames: 1, ..self.input }) },
+            range: cone.range,
+            input,
+            output: Shape { frames, ..network.output(Shape { frames: 1, ..input }) },
             device_bytes: self.device_bytes(),
             host_bytes: self.host_bytes(),
             offloaded_bytes: self.pinned().offloaded,
             moved_per_frame: self.estimate.moved.checked_div(frames).unwrap_or(0),
-            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
+            seconds: end.map_or(0.0, |_| self.estimate.seconds),
             weight_bytes: self.weights.device(),
             offloaded_weight_bytes: self.weights.host,
-            workspace_bytes: self.workspace_bytes().saturating_add(self.mapping_bytes()),
+            workspace_bytes: self.workspace.saturating_add(self.mapping),
             slice_frames: policy.slice / network.latent_rate(),
             chunk_frames: policy.chunks.clone(),
             rematerialised_frames: stages.clone().map(|stage| policy.rematerialised(network, stage)).collect(),

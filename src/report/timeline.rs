@@ -138,7 +138,7 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
         !(is_settled && recorder.is_full() || target.is_cancelled())
     });
     let regions = regions(plan);
-    let rectangles = recorder.finish(schedule.arenas(), complete, &regions);
+    let rectangles = recorder.finish(schedule.arenas().clone(), complete, &regions);
     let is_fixed = |region: &&Region| region.content != Content::Activations && region.bytes > 0;
     let shown = recorder.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds);
     json!({
@@ -157,7 +157,7 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
 fn regions(plan: &Plan) -> Vec<Region> {
     let (weights, buffers, pinned) = (plan.weights.device(), plan.buffers(), plan.pinned());
     let (bands, staging) = (buffers.bands, weights + buffers.staging[0]);
-    let end = weights + plan.workspace_bytes();
+    let end = weights + plan.workspace;
     let device = |content, offset, bytes| Region { memory: Memory::Device, content, offset, bytes };
     let host = |content, offset, bytes| Region { memory: Memory::Host, content, offset, bytes };
     vec![
@@ -166,7 +166,7 @@ fn regions(plan: &Plan) -> Vec<Region> {
         device(Content::Scratch, weights + buffers.scratch, bands.offset - buffers.scratch),
         device(Content::Bands, weights + bands.offset, bands.bytes),
         device(Content::Staging, staging, end - staging),
-        device(Content::PageTables, end, plan.mapping_bytes()),
+        device(Content::PageTables, end, plan.mapping),
         host(Content::Activations, 0, pinned.offloaded),
         host(Content::Weights, pinned.offloaded, plan.weights.host),
         host(Content::Staging, pinned.offloaded + plan.weights.host, pinned.load + pinned.store),
@@ -284,10 +284,10 @@ impl<'a> Recorder<'a> {
     }
 
     /// The rectangles. What is still in use lives on: as a causal cache if its layer has read it.
-    fn finish(&mut self, arenas: &Arenas, complete: bool, regions: &[Region]) -> Vec<Rectangle> {
+    fn finish(&mut self, mut arenas: Arenas, complete: bool, regions: &[Region]) -> Vec<Rectangle> {
         let end = self.steps.len().saturating_sub(1);
         for ((memory, slot), mut live) in self.live.drain() {
-            if !complete && live.last < end && arena(arenas, memory).is_live(slot) {
+            if !complete && live.last < end && is_live(&mut arenas, memory, slot) {
                 if live.content == Content::Activations && !live.readers.is_empty() {
                     let cached = Live {
                         first: live.last + 1,
@@ -308,7 +308,7 @@ impl<'a> Recorder<'a> {
             regions.iter().filter(is_arena).find(|region| region.memory == memory).map_or(0, |region| region.offset)
         };
         let rectangle = |(memory, slot, live): (Memory, Slot, Live)| {
-            let offset = base(memory) + arena(arenas, memory).offset(slot)?;
+            let offset = base(memory) + arena(&arenas, memory).offset(slot)?;
             let Live { bytes, first, last, content, .. } = live;
             (bytes >= MIN_BYTES).then_some(Rectangle { memory, offset, bytes, first, last, content })
         };
@@ -332,6 +332,13 @@ fn merged(mut rectangles: Vec<Rectangle>) -> Vec<Rectangle> {
         }
     }
     merged
+}
+
+fn is_live(arenas: &mut Arenas, memory: Memory, slot: Slot) -> bool {
+    match memory {
+        Memory::Device => arenas.device.is_live(slot),
+        Memory::Host => arenas.host.is_live(slot),
+    }
 }
 
 fn arena(arenas: &Arenas, memory: Memory) -> &Arena {

@@ -34,7 +34,9 @@ pub fn request(network: &Arc<Network>, input: Shape) -> Request {
     Request {
         cone: Arc::new(Cone::new(network, FrameRange::WHOLE)),
         network: Arc::clone(network),
-        input,
+        batch: input.batch,
+        frames: input.known_frames(),
+        image: input.into(),
         limit: DEVICE_BYTES,
         host_limit: HOST_BYTES,
         load_bytes: 0,

@@ -91,7 +91,7 @@ fn the_h200_s_estimates_are_within_5_percent() {
             let seconds = |profile: DeviceProfile| {
                 let network = Network::new(&model.model(), direction).unwrap().for_device(profile.paired_layers());
                 let target = Target::new(profile, absent.sizes(), model.groups);
-                search(&planner::limited(&Arc::new(network), clip, limit), &target).unwrap().seconds()
+                search(&planner::limited(&Arc::new(network), clip, limit), &target).unwrap().estimate.seconds
             };
             let (estimated, by_measured) = (seconds(absent.profile()), seconds(measured));
             let ratio = estimated / by_measured;

@@ -63,7 +63,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
          caches {} outputs {} weights {}",
         report.device_bytes,
         report.host_bytes,
-        plan.seconds(),
+        plan.estimate.seconds,
         report.moved_per_frame,
         report.tiles.0,
         report.tiles.1,

@@ -43,10 +43,10 @@ impl Job {
         let (mut fastest, mut slower) = (f64::INFINITY, Vec::new());
         for limit in limits {
             let Ok(plan) = search(&self.request(&network, limit), &target) else { continue };
-            if plan.seconds() > TOLERANCE * fastest {
-                slower.push((limit, plan.seconds(), fastest));
+            if plan.estimate.seconds > TOLERANCE * fastest {
+                slower.push((limit, plan.estimate.seconds, fastest));
             }
-            fastest = fastest.min(plan.seconds());
+            fastest = fastest.min(plan.estimate.seconds);
         }
         slower
     }

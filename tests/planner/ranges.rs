@@ -53,7 +53,7 @@ fn a_cut_costs_few_frames_also_within_limits() {
             let [frames, more] = counts.map(|count| count as f64);
             let cut = |short: f64, long: f64| (short / ((long - short) / (more - frames)) - frames) * video_frames;
             let [short, long] = [0, 1].map(|i| work(&plans[i], &target));
-            let [time, longer] = [0, 1].map(|i| plans[i].seconds());
+            let [time, longer] = [0, 1].map(|i| plans[i].estimate.seconds);
             let (products, time) = (cut(short, long), cut(time, longer));
             println!(
                 "{direction:?} within {limit} GiB: a cut costs {products:.1} frames' products, about {time:.1} frames' \

@@ -32,7 +32,7 @@ const COMMANDS: &[(&str, &str, How)] = &[
         Test("command/formats", "containers_come_through_pipes_and_in_parts"),
     ),
     ("README.md", "cargo build --release", CARGO),
-    ("README.md", "cargo test --release", CARGO),
+    ("README.md", "cargo test --release --workspace", CARGO),
     ("README.md", "cc -Iinclude demo.c", Test("repository/readme", "readme_c_program_compiles_and_runs")),
     ("README.md", "cmake -S host-examples/cpp", Test("host/cpp", "readme_programs_run")),
     ("README.md", "host-examples/csharp/run.sh roundtrip", Test("host/csharp", "tests_and_sample_under_mono")),

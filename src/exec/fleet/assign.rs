@@ -30,18 +30,15 @@ pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &Atom
         }
         let division = divide::divide(part, &speeds, &cut, step);
         let planned = plan(members, job, &division, cancel);
-        let mut left_out = false;
         for (member, planned) in members.iter_mut().zip(planned) {
             match planned {
                 Ok(parts) => member.todo = parts,
-                Err(error) if member::is_of_device(&error) => {
-                    member.leave_out(error);
-                    left_out = true;
-                }
+                Err(error) if member::is_of_device(&error) => member.leave_out(error),
                 Err(error) => return Err(error),
             }
         }
-        if left_out || leave_out_tiled(members) {
+        let is_short = members.iter().zip(&speeds).any(|(member, speed)| *speed > 0.0 && !member.is_able());
+        if is_short || leave_out_tiled(members) {
             continue;
         }
         tries += 1;
@@ -118,11 +115,8 @@ fn found_speeds(members: &[Member], job: &FleetJob) -> Vec<f64> {
     let known: Vec<Option<f64>> = members.iter().map(speed).collect();
     let (sum, count) = known.iter().flatten().fold((0.0, 0), |(sum, count), speed| (sum + speed, count + 1));
     let mean = if count == 0 { 1.0 } else { sum / f64::from(count) };
-    members
-        .iter()
-        .zip(known)
-        .map(|(member, speed)| if member.is_able() { speed.unwrap_or(mean) } else { 0.0 })
-        .collect()
+    let found = members.iter().zip(known);
+    found.map(|(member, speed)| if member.is_able() { speed.unwrap_or(mean) } else { 0.0 }).collect()
 }
 
 /// The report of a whole job: sums, and what each device does.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::exec::{Call, ClipRange, Extent, JobShape, Outputs};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, FrameRange, Network};
-use crate::plan::cone_work;
 use crate::report::{Part, PlanReport};
 
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
@@ -61,7 +60,7 @@ impl FleetJob {
     fn work(&self, frames: &Range<u64>) -> f64 {
         let cone = self.cone(frames);
         let frame = self.network.input_frame(self.clip);
-        cone_work(&self.network, &cone, frame, cone.inputs(u64::MAX).end) as f64
+        cone.work(&self.network, frame, cone.inputs(u64::MAX).end) as f64
     }
 
     /// What it costs to begin with a frame of the clip, in frames' worth of work.
@@ -108,7 +107,8 @@ impl FleetJob {
 
     /// What a part is to the session of its member.
     pub fn shape(&self, part: &Part) -> JobShape {
-        let input = Shape { batch: part.clip_count(), ..self.clip };
+        let inputs = self.inputs(part);
+        let input = Shape { batch: part.clip_count(), frames: inputs.end - inputs.start, ..self.clip };
         let extent = self.range(part).map_or(Extent::Clip, Extent::Range);
         JobShape { direction: self.network.direction, input, extent }
     }

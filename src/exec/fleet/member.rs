@@ -19,8 +19,8 @@ pub struct Member {
     pub seconds: f64,
     /// Why it is left out of the running call.
     failure: Option<Error>,
-    /// Whether the host knows that.
-    told: bool,
+    /// The same, until the host is told.
+    pub news: Option<Error>,
 }
 
 /// Whether another device may do what failed with this error.
@@ -41,7 +41,7 @@ impl Member {
             done: Vec::new(),
             seconds: 0.0,
             failure: None,
-            told: false,
+            news: None,
         }
     }
 
@@ -55,21 +55,14 @@ impl Member {
     }
 
     pub fn leave_out(&mut self, why: Error) {
-        (self.failure, self.told) = (Some(why), false);
-    }
-
-    /// Why it is left out, once.
-    pub fn news(&mut self) -> Option<Error> {
-        let failure = self.failure.as_ref().filter(|_| !self.told).cloned();
-        self.told |= failure.is_some();
-        failure
+        (self.failure, self.news) = (Some(why.clone()), Some(why));
     }
 
     /// Before a call: what failed for lack of memory may work now. `all`: also devices that failed themselves.
     pub fn begin(&mut self, all: bool) {
         (self.todo, self.done, self.seconds) = (Vec::new(), Vec::new(), 0.0);
         if all || !matches!(self.failure, Some(Error::Device(_))) {
-            (self.failure, self.told) = (None, false);
+            (self.failure, self.news) = (None, None);
         }
     }
 

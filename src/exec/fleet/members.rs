@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use parking_lot::{Mutex, MutexGuard};
+
 use super::assign;
 use super::job::FleetJob;
 use super::member::{self, Member};
@@ -25,6 +27,8 @@ pub struct Fleet {
     file: CheckpointFile,
     networks: [Arc<Network>; 2],
     pub settings: Settings,
+    /// Whether all members have them. One may have refused others.
+    has_settings: bool,
     /// The sum of theirs, and what streams hold.
     pub ledger: Arc<Ledger>,
 }
@@ -53,7 +57,8 @@ impl Fleet {
         }
         let [encode, decode] = Direction::ALL.map(|direction| Network::new(&file.model, direction).map(Arc::new));
         let members = sessions.into_iter().map(Member::new).collect();
-        let mut fleet = Fleet { members, file, networks: [encode?, decode?], settings, ledger };
+        let networks = [encode?, decode?];
+        let mut fleet = Fleet { members, file, networks, settings, has_settings: false, ledger };
         fleet.apply(&opening.settings)?;
         Ok(fleet)
     }
@@ -71,22 +76,28 @@ impl Fleet {
         TensorCheck { network: Arc::clone(self.network(direction)), places: self.places() }
     }
 
-    /// Gives every member its settings. A failure changes nothing.
-    pub fn apply(&mut self, settings: &Settings) -> Result<()> {
+    /// The fleet with these settings. The session and its streams ask with their own before they work, so what a
+    /// failure leaves behind is nobody's.
+    pub fn locked<'a>(fleet: &'a Mutex<Fleet>, settings: &Settings) -> Result<MutexGuard<'a, Fleet>> {
+        let mut fleet = fleet.lock();
+        fleet.apply(settings)?;
+        Ok(fleet)
+    }
+
+    /// Gives every member its settings.
+    fn apply(&mut self, settings: &Settings) -> Result<()> {
+        if self.has_settings && self.settings == *settings {
+            return Ok(());
+        }
+        self.has_settings = false;
         let places = self.places();
-        for index in 0..self.members.len() {
-            let applied = self.members[index].session.configure(member_settings(settings, &places, index));
-            if let Err(error) = applied {
-                for before in 0..index {
-                    self.members[before].session.configure(member_settings(&self.settings, &places, before))?;
-                }
-                return Err(error);
-            }
+        for (index, member) in self.members.iter_mut().enumerate() {
+            member.session.configure(member_settings(settings, &places, index))?;
         }
         // Latents may be packed.
         let packing = latent_maps(settings, &self.file)?.packing;
         self.networks.iter_mut().for_each(|network| Arc::make_mut(network).geometry.packing = packing);
-        self.settings = settings.clone();
+        (self.settings, self.has_settings) = (settings.clone(), true);
         Ok(())
     }
 
@@ -107,18 +118,6 @@ impl Fleet {
             }
         }
         Ok(())
-    }
-
-    /// Does something with other settings than those of the session.
-    pub fn with_settings<T>(&mut self, settings: &Settings, work: impl FnOnce(&mut Fleet) -> Result<T>) -> Result<T> {
-        let now = self.settings.clone();
-        if now == *settings {
-            return work(self);
-        }
-        self.apply(settings)?;
-        let result = work(self);
-        self.apply(&now)?;
-        result
     }
 
     /// Begins a call. Whether devices are mixed, which has to be allowed.
@@ -179,7 +178,7 @@ impl Fleet {
     /// Tells the host of members that failed.
     fn warn_left_out(&mut self, control: &Control) {
         for member in &mut self.members {
-            if let Some(why) = member.news() {
+            if let Some(why) = member.news.take() {
                 let place = member.session.place();
                 control.warn(format_args!("{place} failed, so the other devices do its part: {why}"));
             }

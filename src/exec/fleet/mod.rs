@@ -26,22 +26,28 @@ use super::{Call, Control, DeviceSession, Extent, FrameStream, JobShape, Opening
 use crate::error::Result;
 use crate::report::PlanReport;
 
-/// The session of a list of devices. Its streams share the fleet.
-pub struct FleetSession(Arc<Mutex<Fleet>>);
+/// The session of a list of devices. Its streams share the fleet, with settings of their own.
+pub struct FleetSession {
+    fleet: Arc<Mutex<Fleet>>,
+    settings: Settings,
+}
 
 impl FleetSession {
     pub fn new(members: Vec<Box<dyn DeviceSession>>, opening: &Opening) -> Result<FleetSession> {
-        Ok(FleetSession(Arc::new(Mutex::new(Fleet::new(members, opening)?))))
+        let fleet = Arc::new(Mutex::new(Fleet::new(members, opening)?));
+        Ok(FleetSession { fleet, settings: opening.settings.clone() })
     }
 }
 
 impl Session for FleetSession {
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        self.0.lock().apply(&settings)
+        drop(Fleet::locked(&self.fleet, &settings)?);
+        self.settings = settings;
+        Ok(())
     }
 
     fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
-        let mut fleet = self.0.lock();
+        let mut fleet = Fleet::locked(&self.fleet, &self.settings)?;
         check::job(fleet.network(job.direction), job)?;
         let range = match job.extent {
             Extent::Clip => None,
@@ -56,7 +62,7 @@ impl Session for FleetSession {
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
-        let mut fleet = self.0.lock();
+        let mut fleet = Fleet::locked(&self.fleet, &self.settings)?;
         fleet.check(call.direction).call(call)?;
         refuse_stream(&call.into)?;
         let (input, frames) = (call.input.shape(), call.into.output.shape().frames);
@@ -68,14 +74,14 @@ impl Session for FleetSession {
     }
 
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
-        Ok(Box::new(stream::open(&self.0, job, control.cancel)?))
+        Ok(Box::new(stream::open(&self.fleet, self.settings.clone(), job, control.cancel)?))
     }
 
     fn ledger(&self) -> Arc<Ledger> {
-        Arc::clone(&self.0.lock().ledger)
+        Arc::clone(&self.fleet.lock().ledger)
     }
 
     fn trim(&mut self, what: Trim) {
-        self.0.lock().members.iter_mut().for_each(|member| member.session.trim(what));
+        self.fleet.lock().members.iter_mut().for_each(|member| member.session.trim(what));
     }
 }

@@ -51,14 +51,14 @@ pub struct FleetStream {
     had_left_fp16: bool,
 }
 
-pub fn open(fleet: &Arc<Mutex<Fleet>>, job: &JobShape, cancel: &AtomicBool) -> Result<FleetStream> {
-    let mut locked = fleet.lock();
+pub fn open(fleet: &Arc<Mutex<Fleet>>, settings: Settings, job: &JobShape, cancel: &AtomicBool) -> Result<FleetStream> {
+    let mut locked = Fleet::locked(fleet, &settings)?;
     let tensors = locked.check(job.direction);
     let cone = check::job(&tensors.network, job)?;
     let (round, first) = (round(&locked, job)?, cone.range.first);
     let plan = plan(&mut locked, &round, first, None, cancel)?;
     Ok(FleetStream {
-        settings: locked.settings.clone(),
+        settings,
         fleet: Arc::clone(fleet),
         network: Arc::clone(&tensors.network),
         check: StreamCheck::new(tensors, job.input),
@@ -190,11 +190,11 @@ impl FleetStream {
             },
             first_clip: 0,
         };
-        let plan = self.fleet.lock().with_settings(&self.settings, |fleet| {
-            self.check_precision(fleet)?;
-            let plan = fleet.run(&job, &call, control)?;
-            self.check_precision(fleet).map(|()| plan)
-        })?;
+        let mut fleet = Fleet::locked(&self.fleet, &self.settings)?;
+        self.check_precision(&fleet)?;
+        let plan = fleet.run(&job, &call, control)?;
+        self.check_precision(&fleet)?;
+        drop(fleet);
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         let first_input = self.needed().start;
         self.next += count;

@@ -10,7 +10,7 @@ use super::*;
 use crate::error::Error;
 use crate::exec::ledger::Sharing;
 use crate::exec::session::tests::{Tensors, opening, rounding};
-use crate::exec::{Limit, LogLevel, LogSink, Outputs, PlanKind, Progress, open_one};
+use crate::exec::{Limit, LogLevel, LogSink, Outputs, PixelRange, PlanKind, Progress, open_one};
 use crate::ir::{DType, TensorDevice, View};
 use crate::model::checkpoint::testing::TemporaryFile;
 use crate::model::{Checkpoint, Direction};
@@ -23,6 +23,8 @@ use crate::testing::{golden, overflowing};
 struct Runs {
     begun: AtomicU64,
     ended: AtomicU64,
+    /// From which settings on the member refuses them, counted from 1; 0 for none.
+    refuses: AtomicU64,
 }
 
 /// A real session that fails after so many progress calls of each run. It takes a while to end a run, as one does that
@@ -57,7 +59,14 @@ impl DeviceSession for Failing {
 
 impl Session for Failing {
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        self.inner.configure(settings)
+        match self.runs.refuses.load(Relaxed) {
+            0 => self.inner.configure(settings),
+            1 => Err(Error::Device("the GPU takes no settings".into())),
+            left => {
+                self.runs.refuses.store(left - 1, Relaxed);
+                self.inner.configure(settings)
+            }
+        }
     }
     fn plan(&self, job: &JobShape, timelines: Timelines, cancel: &AtomicBool) -> Result<PlanReport> {
         self.inner.plan(job, timelines, cancel)
@@ -222,7 +231,7 @@ fn rounding_fleet(tensor: &str) -> RoundingFleet {
 }
 
 fn arithmetics(session: &FleetSession) -> Vec<String> {
-    session.0.lock().members.iter().map(|member| member.session.arithmetic()).collect()
+    session.fleet.lock().members.iter().map(|member| member.session.arithmetic()).collect()
 }
 
 const DECODER: &str = "decoder.up_blocks.2.resnets.0.conv2.weight";
@@ -268,4 +277,48 @@ fn a_stream_ends_if_its_members_have_left_fp16_meanwhile() {
     let (ended, frames) = decode.feed(&mut *stream, true);
     let Err(Error::Tensor(why)) = ended else { panic!("{ended:?}") };
     assert!(why.contains("precision=bf16") && frames == 0, "{frames} frames, {why}");
+}
+
+#[test]
+fn a_stream_leaves_its_settings_to_nobody() {
+    let (mut session, runs) = fleet(u64::MAX, Error::Internal("a run that should not fail".into()));
+    let (control, direction) = (AtomicBool::new(false), Direction::Decode);
+    let job = JobShape { direction, input: LATENT.into(), extent: Extent::Stream { first: 0 } };
+    let mut stream = session.open_stream(&job, &Control::new(&control)).unwrap();
+    session.configure(Settings { pixel_range: PixelRange::Unit, ..node::defaults() }).unwrap();
+    // The first member takes those of the stream, and no others.
+    runs.refuses.store(2, Relaxed);
+    let (ended, frames) = Tensors::new(direction, LATENT, VIDEO).feed(&mut *stream, true);
+    assert!(ended.is_ok() && frames == 129, "{ended:?}");
+    let refused = decode(&mut session, &mut Heard::default()).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("takes no settings"), "{refused}");
+    runs.refuses.store(0, Relaxed);
+    let (found, _) = decode(&mut session, &mut Heard::default()).unwrap();
+    assert!(found.iter().zip(&expected()).all(|(unit, signed)| (2.0 * unit - 1.0 - signed).abs() < 1e-4));
+}
+
+#[test]
+fn settings_that_a_member_refuses_change_nothing() {
+    let (mut session, runs) = fleet(u64::MAX, Error::Internal("a run that should not fail".into()));
+    let (expected, _) = decode(&mut session, &mut Heard::default()).unwrap();
+    // The first member takes them.
+    session.fleet.lock().members.swap(0, 1);
+    runs.refuses.store(1, Relaxed);
+    session.configure(Settings { pixel_range: PixelRange::Unit, ..node::defaults() }).unwrap_err();
+    runs.refuses.store(0, Relaxed);
+    assert!(decode(&mut session, &mut Heard::default()).unwrap().0 == expected);
+}
+
+/// Behind more frames than a clip that is passed whole can have.
+#[test]
+fn a_stream_may_begin_anywhere() {
+    for (direction, input, output) in [(Direction::Decode, LATENT, VIDEO), (Direction::Encode, VIDEO, LATENT)] {
+        let (mut session, _) = fleet(u64::MAX, Error::Internal("a run that should not fail".into()));
+        let mut one = member(&Checkpoint::open(&golden("small")).unwrap());
+        let mut tensors = Tensors::new(direction, input, output);
+        let first = 1 << 36;
+        let (expected, frames) = tensors.stream_from(first, &mut *one);
+        assert!(frames > 0 && expected.iter().all(|value| value.is_finite()));
+        assert!(tensors.stream_from(first, &mut session) == (expected, frames), "{direction:?}");
+    }
 }

@@ -15,6 +15,7 @@ use crate::exec::{Control, LogLevel};
 use crate::model::Direction;
 use crate::plan::{MAX_SLICE_LATENTS, Plan};
 use crate::report::{Bytes, PlanLimits, PlanReport};
+use crate::thread_pool::at_once;
 
 /// What a plan depends on, except free host memory.
 #[derive(Clone, PartialEq)]
@@ -87,8 +88,7 @@ impl<B: Backend> Engine<B> {
             let report = self.report(&plan);
             control.log.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
-            let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
-            match loaded.and_then(|()| self.take_workspace(&plan, control)) {
+            match self.load_weights_and_workspace(direction, &plan, control) {
                 Ok(workspace) => {
                     self.warn_if_tiled(&report, control);
                     let weights = self.weights[direction as usize].clone();
@@ -132,17 +132,27 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
     }
 
-    /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
-    fn take_workspace(&mut self, plan: &Plan, control: &Control) -> Result<Workspace<B>> {
-        match self.workspace.take() {
-            Some(kept) => Ok(kept),
-            None => {
-                let workspace = Workspace::allocate(&*self.on.device, &self.ledger, plan)?;
-                if self.on.device.is_pageable(&workspace.memory) {
-                    warn_not_pinned(control, workspace.host.offloaded);
-                }
-                Ok(workspace)
-            }
+    /// The weights, and the workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
+    /// Pinning host memory takes as long as packing weights, so both go on at the same time.
+    fn load_weights_and_workspace(
+        &mut self,
+        direction: Direction,
+        plan: &Plan,
+        control: &Control,
+    ) -> Result<Workspace<B>> {
+        let (kept, on, ledger) = (self.workspace.take(), Arc::clone(&self.on), Arc::clone(&self.ledger));
+        let is_new = kept.is_none();
+        let allocate = || on.with_threads(|| Workspace::allocate(&*on.device, &ledger, plan));
+        let pins = is_new && plan.pinned().total() > 0;
+        let mut loaded = Ok(());
+        let load = || loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
+        let allocated = at_once(vec![(); usize::from(pins)], |()| allocate(), load).pop();
+        loaded?;
+        // What no thread could allocate is allocated now.
+        let workspace = kept.map(Ok).or(allocated.and_then(Result::ok)).unwrap_or_else(allocate)?;
+        if is_new && self.on.device.is_pageable(&workspace.memory) {
+            warn_not_pinned(control, workspace.host.offloaded);
         }
+        Ok(workspace)
     }
 }

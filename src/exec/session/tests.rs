@@ -6,11 +6,10 @@ use std::fmt;
 use std::path::Path;
 
 use super::*;
-use crate::backend::Precision;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
-use crate::error::Error;
+use crate::backend::{HostStream, Precision};
 use crate::exec::settings::{Latents, Tiling};
-use crate::exec::{Allocators, Extent, Limit, LogLevel, LogSink, Outputs, Pull};
+use crate::exec::{Allocators, Extent, Limit, LogLevel, LogSink, Outputs, Progress, Pull};
 use crate::ir::{Affine, CacheFormat, ChannelMaps, DType, View};
 use crate::model::Checkpoint;
 use crate::node;
@@ -163,9 +162,32 @@ impl Tensors {
         Tensors { direction, input: (values, input), output: (vec![0.0; count(output)], output) }
     }
 
-    fn view((data, shape): &mut (Vec<f32>, [u64; 5])) -> View {
+    fn view(tensor: &mut (Vec<f32>, [u64; 5])) -> View {
+        Self::view_on(TensorDevice::Cpu, tensor)
+    }
+
+    fn view_on(device: TensorDevice, (data, shape): &mut (Vec<f32>, [u64; 5])) -> View {
         let data = data.as_mut_ptr().cast();
-        View::checked("t", data, DType::F32, TensorDevice::Cpu, (*shape).into(), None, true).unwrap()
+        View::checked("t", data, DType::F32, device, (*shape).into(), None, true).unwrap()
+    }
+
+    /// A call with tensors on the device, on a stream of the host's. Its work runs later.
+    fn queue(&mut self, session: &mut dyn Session) -> Result<PlanReport> {
+        let [input, output] = [&mut self.input, &mut self.output].map(|t| Self::view_on(TensorDevice::Cuda(0), t));
+        let into = Outputs { output, logvar: None, stream: Some(HostStream(std::ptr::null_mut())) };
+        let call = Call { direction: self.direction, range: None, input, into, first_clip: 0 };
+        session.run(&call, &mut Control::new(&AtomicBool::new(false)))
+    }
+
+    /// A stream from a frame on, with all of the input. Its output, and how many frames it has.
+    pub fn stream_from(&mut self, first: u64, session: &mut dyn Session) -> (Vec<f32>, u64) {
+        let (direction, extent) = (self.direction, Extent::Stream { first });
+        let job = JobShape { direction, input: self.input.1.into(), extent };
+        let mut stream = session.open_stream(&job, &Control::new(&AtomicBool::new(false))).unwrap();
+        self.output.0.fill(0.0);
+        let (ended, frames) = self.feed(&mut *stream, true);
+        assert_eq!(ended, Ok(Pull::Ended));
+        (self.output.0.clone(), frames)
     }
 
     /// What came out, its plan, and the warnings.
@@ -189,7 +211,7 @@ impl Tensors {
     }
 
     /// Pushes all of the input into a stream, and its end if that `ends` it. Pulls until it waits for more, is at its end
-    /// or fails.
+    /// or fails. The output has the frames from the first on, as far as it has room.
     pub fn feed(&mut self, stream: &mut dyn FrameStream, ends: bool) -> (Result<Pull>, u64) {
         let (cancel, mut frames, mut pushed) = (AtomicBool::new(false), 0, 0);
         let (from, into) = (Self::view(&mut self.input), Self::view(&mut self.output));
@@ -201,7 +223,9 @@ impl Tensors {
                 stream.push(None).unwrap();
             }
             let mut written = 0;
-            let outputs = Outputs { output: into, logvar: None, stream: None };
+            let (at, room) = (frames, into.shape().frames);
+            let output = if at < room { into.frames(at..room) } else { into };
+            let outputs = Outputs { output, logvar: None, stream: None };
             let pulled = stream.pull(&outputs, &mut Control::new(&cancel), &mut written);
             frames += written;
             match pulled {
@@ -285,6 +309,90 @@ fn a_stream_that_overflows_in_fp16_ends_before_the_frame_is_handed_out() {
         let (ended, frames) = decode.stream(&mut handle);
         assert!(ended.is_ok() && frames > 0, "{tensor}: {ended:?}");
     }
+}
+
+/// What became of a pull.
+struct Pulled {
+    ended: Result<Pull>,
+    frames: u64,
+    was_cancelled: bool,
+}
+
+/// The first pull of a stream, cancelled after so many progress calls.
+fn cancelled_pull(tensors: &mut Tensors, handle: &mut dyn Session, calls: u64) -> Pulled {
+    let (cancel, extent) = (AtomicBool::new(false), Extent::Stream { first: 0 });
+    let job = JobShape { direction: tensors.direction, input: tensors.input.1.into(), extent };
+    let mut stream = handle.open_stream(&job, &Control::new(&cancel)).unwrap();
+    stream.push(Some(&Tensors::view(&mut tensors.input))).unwrap();
+    let outputs = Outputs { output: Tensors::view(&mut tensors.output), logvar: None, stream: None };
+    let (mut heard, mut frames) = (0, 0);
+    let mut progress = |_| {
+        heard += 1;
+        heard > calls
+    };
+    let mut control = Control { progress: Some(&mut progress), ..Control::new(&cancel) };
+    let ended = stream.pull(&outputs, &mut control, &mut frames);
+    Pulled { ended, frames, was_cancelled: cancel.load(Ordering::Relaxed) }
+}
+
+#[test]
+fn a_cancelled_pull_hides_no_frame_that_overflowed() {
+    let (model, tensor, _) = OVERFLOWS[1];
+    let file = overflowing(model, tensor);
+    let mut decode = Tensors::new(Direction::Decode, [1, 16, 5, 3, 2], [1, 3, 17, 24, 16]);
+    let [mut auto, mut fails] = [0; 2].map(|_| rounding(&file.0));
+    let fp16 = Settings { precision: Some(Precision::Fp16), ..node::defaults() };
+    fails.configure(Settings { on_nonfinite: OnNonFinite::Fail, ..fp16 }).unwrap();
+    let (mut before_frames, mut behind_frames) = (0, 0);
+    for calls in 0.. {
+        let pulled = cancelled_pull(&mut decode, &mut auto, calls);
+        assert_eq!(pulled.frames, 0, "after {calls} calls: {:?}", pulled.ended);
+        let pulled = cancelled_pull(&mut decode, &mut fails, calls);
+        if !pulled.was_cancelled {
+            break;
+        }
+        match pulled.ended {
+            Err(Error::Cancelled) => before_frames += 1,
+            Err(Error::Tensor(why)) if why.contains("nonfinite=error") => behind_frames += 1,
+            other => panic!("after {calls} calls: {other:?}"),
+        }
+        assert_eq!(behind_frames > 0, pulled.frames > 0, "after {calls} calls");
+    }
+    assert!(before_frames > 0 && behind_frames > 0, "{before_frames} without frames, {behind_frames} behind some");
+}
+
+#[test]
+fn what_a_queued_call_met_is_not_charged_to_the_next() {
+    let (latent, video) = ([1, 16, 3, 3, 2], [1, 3, 9, 24, 16]);
+    let fp32 = Settings { precision: Some(Precision::Fp32), ..node::defaults() };
+    let mut handle = rounding(&golden("small"));
+    handle.configure(fp32.clone()).unwrap();
+    let mut queued = Tensors::new(Direction::Decode, latent, video);
+    queued.input.0[0] = f32::NAN;
+    queued.queue(&mut handle).unwrap();
+    assert!(queued.output.0.iter().all(|value| *value == 0.0), "its work runs later");
+    handle.configure(Settings { on_nonfinite: OnNonFinite::Fail, ..fp32 }).unwrap();
+    let (found, _, warnings) = Tensors::new(Direction::Decode, latent, video).run(&mut handle).unwrap();
+    assert!(found.iter().all(|value| value.is_finite()));
+    assert!(warnings.len() == 1 && warnings[0].contains("NaN or infinite"), "of the queued call: {warnings:?}");
+    assert!(queued.output.0.iter().all(|value| value.is_nan()), "its work ran");
+}
+
+#[test]
+fn a_cancel_hides_no_device_error() {
+    let mut handle = rounding(&golden("small"));
+    let mut decode = Tensors::new(Direction::Decode, [1, 16, 3, 3, 2], [1, 3, 9, 24, 16]);
+    let (input, output) = (Tensors::view(&mut decode.input), Tensors::view(&mut decode.output));
+    let into = Outputs { output, logvar: None, stream: None };
+    let call = Call { direction: Direction::Decode, range: None, input, into, first_clip: 0 };
+    let (model, cancel) = (Arc::clone(&handle.on), AtomicBool::new(false));
+    let mut lose = |progress: Progress| {
+        let computes = progress.stage == "decode";
+        model.device.is_lost.store(computes, Ordering::Relaxed);
+        computes
+    };
+    let mut control = Control { progress: Some(&mut lose), ..Control::new(&cancel) };
+    assert_eq!(handle.run(&call, &mut control), Err(Error::Device("the device is lost".into())));
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl PackedFrame {
 fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFrame> {
     let mut known: HashMap<(usize, usize), usize> = HashMap::new();
     let mut frames: Vec<PackedFrame> = Vec::new();
-    for traced in trace.frames() {
+    for traced in &trace.frames {
         let kind = slice_kind(traced.slice, steady);
         let at = *known.entry((kind, traced.index)).or_insert_with(|| {
             frames.push(PackedFrame { kind, index: traced.index, bytes: 0, lifetimes: Vec::new() });
@@ -175,7 +175,7 @@ fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Ve
 
 /// By bytes times lifetime, by lifetime, and by bytes.
 fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>; 3] {
-    let longest: Vec<u64> = frames.iter().map(|frame| frame.longest(trace.end())).collect();
+    let longest: Vec<u64> = frames.iter().map(|frame| frame.longest(trace.end)).collect();
     let in_order = |key: &dyn Fn(usize) -> (u128, i128)| {
         let mut order: Vec<usize> = (0..frames.len()).collect();
         order.sort_by_key(|i| Reverse(key(*i)));

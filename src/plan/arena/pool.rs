@@ -187,15 +187,8 @@ impl Arena {
     }
 
     /// Whether a slot is in use.
-    pub fn is_live(&self, slot: Slot) -> bool {
-        match (slot, &self.packing) {
-            (Slot::Pooled { class, index }, _) => self.classes[class as usize].is_live(index),
-            (Slot::Traced { number, .. }, Packing::Tracing(trace)) => trace.is_live(number),
-            (Slot::Packed { start, bytes }, Packing::Packed(frames)) => {
-                frames.live.get(&start).is_some_and(|live| live.bytes == bytes)
-            }
-            _ => false,
-        }
+    pub fn is_live(&mut self, slot: Slot) -> bool {
+        self.uses(slot).is_some_and(|uses| *uses > 0)
     }
 
     /// One more use of a slot.
@@ -210,7 +203,10 @@ impl Arena {
 
     /// One use fewer. With the last use, those of `others` end that groups have counted.
     pub fn drop_with(&mut self, slot: Slot, others: u64) {
-        let Some(uses) = self.uses(slot) else { return };
+        let Some(uses) = self.uses(slot) else {
+            debug_assert!(matches!(slot, Slot::Unplanned { .. }), "a free slot was dropped");
+            return;
+        };
         debug_assert!(*uses > 0, "a free slot was dropped");
         *uses -= 1;
         if *uses > 0 {
@@ -326,13 +322,14 @@ impl Arena {
         })
     }
 
-    /// The uses of a slot; `None` if it is [unplanned](Slot::Unplanned).
+    /// The uses of a slot; `None` if it is [unplanned](Slot::Unplanned), or a packed one that is free.
     fn uses(&mut self, slot: Slot) -> Option<&mut u32> {
         match (slot, &mut self.packing) {
             (Slot::Pooled { class, index }, _) => Some(self.classes[class as usize].uses(index)),
             (Slot::Traced { number, .. }, Packing::Tracing(trace)) => Some(trace.uses(number)),
-            (Slot::Packed { start, .. }, Packing::Packed(frames)) => {
-                Some(&mut frames.live.get_mut(&start).expect("a slot that is in use").uses)
+            (Slot::Packed { start, bytes }, Packing::Packed(frames)) => {
+                let live = frames.live.get_mut(&start).filter(|live| live.bytes == bytes);
+                live.map(|live| &mut live.uses)
             }
             _ => None,
         }
@@ -355,14 +352,6 @@ impl Arenas {
     pub fn each(&mut self, change: impl Fn(&mut Arena)) {
         change(&mut self.device);
         change(&mut self.host);
-    }
-
-    pub fn begin_group(&mut self) {
-        self.each(Arena::begin_group);
-    }
-
-    pub fn end_group(&mut self, times: u64) {
-        self.each(|arena| arena.end_group(times));
     }
 
     pub fn pack(self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {
@@ -471,7 +460,7 @@ mod tests {
         // Each is a frame of its own: a drop of one is not that of another.
         run.keep(last);
         [beyond, last, last, planned].into_iter().for_each(|slot| run.drop(slot));
-        assert!([planned, beyond, last].iter().all(|slot| !run.is_live(*slot)));
+        assert!([planned, beyond, last].into_iter().all(|slot| !run.is_live(slot)));
     }
 
     /// The same item again while a frame of it is live: what a run must never do.

@@ -45,10 +45,6 @@ impl SizeClass {
         &mut self.uses[index as usize]
     }
 
-    pub fn is_live(&self, index: u32) -> bool {
-        self.uses[index as usize] > 0
-    }
-
     /// The last use of a slot has ended, and of `others` that groups have counted.
     pub fn free(&mut self, index: u32, others: u64) {
         self.full = self.full.min(index as usize);

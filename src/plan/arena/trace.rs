@@ -15,8 +15,9 @@ pub struct TracedFrame {
 /// Records takes and drops, and the most bytes that were live at a time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LifetimeTrace {
-    clock: u64,
-    frames: Vec<TracedFrame>,
+    /// The time of the last take or drop.
+    pub end: u64,
+    pub frames: Vec<TracedFrame>,
     /// 128 bits: plans that fit nowhere are traced too.
     bytes: u128,
     peak_bytes: u128,
@@ -25,8 +26,8 @@ pub struct LifetimeTrace {
 impl LifetimeTrace {
     /// Returns the number of the frame, by which it is dropped.
     pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u32 {
-        self.clock += 1;
-        self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: None, uses: 1 });
+        self.end += 1;
+        self.frames.push(TracedFrame { slice, index, bytes, from: self.end, to: None, uses: 1 });
         self.bytes += u128::from(bytes);
         self.peak_bytes = self.peak_bytes.max(self.bytes);
         self.frames.len() as u32 - 1
@@ -36,25 +37,12 @@ impl LifetimeTrace {
         &mut self.frames[number as usize].uses
     }
 
-    pub fn is_live(&self, number: u32) -> bool {
-        self.frames.get(number as usize).is_some_and(|frame| frame.uses > 0)
-    }
-
     /// The last use of a frame has ended.
     pub fn drop(&mut self, number: u32) {
-        self.clock += 1;
+        self.end += 1;
         let frame = &mut self.frames[number as usize];
-        frame.to = Some(self.clock);
+        frame.to = Some(self.end);
         self.bytes -= u128::from(frame.bytes);
-    }
-
-    pub fn frames(&self) -> &[TracedFrame] {
-        &self.frames
-    }
-
-    /// The time of the last take or drop.
-    pub fn end(&self) -> u64 {
-        self.clock
     }
 
     /// The most bytes live at a time. No packing takes less.

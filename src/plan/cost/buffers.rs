@@ -16,6 +16,7 @@ pub struct BufferBytes<'a> {
 }
 
 /// The bands of a layer for one shape.
+#[derive(Clone)]
 struct LayerBands {
     shape: BandShape,
     /// Of the operations, the most.
@@ -24,8 +25,9 @@ struct LayerBands {
 }
 
 impl<'a> BufferBytes<'a> {
-    pub fn new(target: Target<'a>) -> BufferBytes<'a> {
-        BufferBytes { target, scratch: 0, scratched: Vec::new(), bands: Vec::new(), least_band_offset: 0 }
+    pub fn new(target: Target<'a>, layers: usize) -> BufferBytes<'a> {
+        let (scratched, bands) = (vec![Vec::new(); layers], vec![Vec::new(); layers]);
+        BufferBytes { target, scratch: 0, scratched, bands, least_band_offset: 0 }
     }
 
     pub fn record<L: Location>(&mut self, op: &Op<L>) {
@@ -55,7 +57,7 @@ impl<'a> BufferBytes<'a> {
     }
 
     fn record_conv(&mut self, layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: u64) {
-        let known = of_layer(&mut self.scratched, layer);
+        let known = &mut self.scratched[layer];
         if !known.contains(&(input, frames)) {
             known.push((input, frames));
             self.scratch = self.scratch.max(self.target.sizes.conv_scratch(layout, input, frames));
@@ -63,8 +65,7 @@ impl<'a> BufferBytes<'a> {
     }
 
     fn record_bands<L: Location>(&mut self, conv: &BandedConvOp<L>) {
-        let (of_layer, shape, outputs) =
-            (of_layer(&mut self.bands, conv.layer), conv.band_shape(), conv.frames.len() as u64);
+        let (of_layer, shape, outputs) = (&mut self.bands[conv.layer], conv.band_shape(), conv.frames.len() as u64);
         let Some(bands) = of_layer.iter_mut().find(|bands| bands.shape == shape) else {
             of_layer.push(LayerBands { shape, outputs, parts: vec![conv.band_parts().collect()] });
             return;
@@ -86,12 +87,4 @@ impl<'a> BufferBytes<'a> {
         };
         self.bands.iter().flatten().filter_map(of_layer).max().unwrap_or(0)
     }
-}
-
-/// The entry of a layer in a list that grows with the layers met.
-fn of_layer<T>(lists: &mut Vec<Vec<T>>, layer: LayerId) -> &mut Vec<T> {
-    if lists.len() <= layer {
-        lists.resize_with(layer + 1, Vec::new);
-    }
-    &mut lists[layer]
 }

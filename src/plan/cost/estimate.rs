@@ -1,10 +1,10 @@
 //! How long operations take, roughly: to choose between plans, and to tell the host.
 
 use super::sizes::Target;
-use super::work::{frame_work, layer_work, op_work};
+use super::work::op_work;
 use crate::ir::{
-    BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId, Location,
-    Op,
+    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, ConvOp, ConvProducts, FrameShape, LayerId,
+    Location, Op,
 };
 use crate::model::Network;
 use crate::plan::policy::{CACHE_FRAMES, SchedulePolicy};
@@ -131,7 +131,7 @@ impl CostModel<'_> {
         };
         let layout = &self.network.layers[layer].layout;
         let later = frames - usize::from(starts_clip);
-        let first = if starts_clip { frame_work(self.network, layer, input, 1) as f64 } else { 0.0 };
+        let first = if starts_clip { self.network.layers[layer].work(input, 1) as f64 } else { 0.0 };
         let shared = work as f64 * later as f64 / (frames.max(1) as f64) * self.pair_cost(layer, later as u64);
         // A rehearsal's frames have no terms, so the recipe says how many there are.
         let elements = |frames: usize, terms: u64| {
@@ -159,7 +159,7 @@ impl CostModel<'_> {
 
     /// The arithmetic of `frames` output frames, none of which is the first of a clip.
     fn convolving(&self, layer: LayerId, input: FrameShape, frames: u64) -> f64 {
-        let work = layer_work(self.network, layer, input).saturating_mul(frames) as f64;
+        let work = self.network.layers[layer].steady_work(input).saturating_mul(frames) as f64;
         work * self.pair_cost(layer, frames) / self.target.profile.rates.products
     }
 
@@ -176,31 +176,17 @@ impl CostModel<'_> {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
         let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
-        let mut moved = Moved::default();
-        let add = |total: &mut u64, bytes: u64| *total = total.saturating_add(bytes);
-        for input in &conv.inputs {
-            match input.from {
-                BandSource::Cached(frame) if frame.host.is_some() => {
-                    add(&mut moved.up, self.target.cached_bytes(host, conv.format));
-                }
-                BandSource::Fresh(frame) if frame.is_offloaded() => {
-                    add(&mut moved.up, self.target.frame_bytes(conv.input));
-                }
-                BandSource::Cached(_) | BandSource::Fresh(_) => {}
-            }
-            if input.cached_to.is_some_and(|to| to.host.is_some()) {
-                add(&mut moved.down, self.target.cached_bytes(host, conv.format));
-            }
-        }
-        for frame in &conv.frames {
-            if frame.shortcut.is_some_and(|shortcut| shortcut.from.is_offloaded()) {
-                add(&mut moved.up, self.target.frame_bytes(shortcut));
-            }
-            if frame.out.is_offloaded() {
-                add(&mut moved.down, self.target.frame_bytes(output));
-            }
-        }
-        moved
+        let cached = if host.width == 0 { 0 } else { self.target.cached_bytes(host, conv.format) };
+        let cached = |frames: usize| cached.saturating_mul(frames as u64);
+        let in_host = |(_, frame): &(usize, CachedFrame<L>)| frame.host.is_some();
+        let fresh = conv.fresh().filter(|(_, frame)| frame.is_offloaded()).count();
+        let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut);
+        let shortcuts = shortcuts.filter(|shortcut| shortcut.from.is_offloaded()).count();
+        let outputs = conv.frames.iter().filter(|frame| frame.out.is_offloaded()).count();
+        let up = cached(conv.cached().filter(in_host).count());
+        let up = up.saturating_add(self.bytes(conv.input, fresh)).saturating_add(self.bytes(shortcut, shortcuts));
+        let down = cached(conv.cache_writes().filter(in_host).count()).saturating_add(self.bytes(output, outputs));
+        Moved { up, down }
     }
 
     fn banded<L: Location>(&self, conv: &BandedConvOp<L>, moved: Moved, computing: f64) -> (f64, u64) {
@@ -231,13 +217,7 @@ impl CostModel<'_> {
 
     /// The cost of taking the cache of `layer` off the device. `shapes`: of the inputs of all layers. `frames`: that each
     /// stage computes in a latent period.
-    pub fn offload_cost(
-        &self,
-        policy: &SchedulePolicy,
-        layer: LayerId,
-        shapes: &[FrameShape],
-        frames: &[u64],
-    ) -> OffloadCost {
+    pub fn offload_cost(&self, policy: &SchedulePolicy, layer: LayerId, shapes: &[FrameShape]) -> OffloadCost {
         let (network, input, stage) = (self.network, shapes[layer], self.network.stage_of(layer));
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, network.layers[layer].cache);
         // The layer that can compute its input again: the first one of its block, or of its stage.
@@ -250,7 +230,7 @@ impl CostModel<'_> {
             + self.passes(input, chunk as usize);
         let moving = self.moving(Moved { up: cache, down: cache });
         let copying = self.passes(input, CACHE_FRAMES as usize);
-        let chunks = frames[stage] as f64 / chunk as f64;
+        let chunks = network.later_stage_frames(network.geometry.time)[stage] as f64 / chunk as f64;
         OffloadCost {
             layer,
             bytes: self.target.frame_bytes(input) as f64,
@@ -269,7 +249,7 @@ impl CostModel<'_> {
                 read.filter(|frame| frame.is_rematerialised()).count() as u64
             });
             let later = conv.rematerialised_frames() as u64 - first;
-            let first = frame_work(self.network, by.layer, by.input, 1).saturating_mul(first) as f64;
+            let first = self.network.layers[by.layer].work(by.input, 1).saturating_mul(first) as f64;
             first / self.target.profile.rates.products + self.convolving(by.layer, by.input, later)
         })
     }
@@ -279,12 +259,14 @@ impl CostModel<'_> {
         moved.up.max(moved.down) as f64 / self.target.profile.rates.copies
     }
 
+    /// Bytes of frames. To ask the device takes longer than all else here, so it is not asked about none.
+    fn bytes(&self, shape: FrameShape, frames: usize) -> u64 {
+        if frames == 0 { 0 } else { self.target.frame_bytes(shape).saturating_mul(frames as u64) }
+    }
+
     /// Reading and writing frames once.
     fn passes(&self, shape: FrameShape, frames: usize) -> f64 {
-        if frames == 0 {
-            return 0.0;
-        }
-        (2 * frames as u64).saturating_mul(self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
+        self.bytes(shape, 2 * frames) as f64 / self.target.profile.rates.memory
     }
 }
 

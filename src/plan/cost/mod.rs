@@ -11,4 +11,4 @@ mod work;
 pub use buffers::BufferBytes;
 pub use estimate::{CostModel, Estimate, Moved, OffloadCost, WeightArrivals};
 pub use sizes::{FrameSizes, Target, WeightBytes, fetchable_weights};
-pub use work::{cone_work, op_work, work};
+pub use work::{op_work, work};

@@ -8,7 +8,8 @@ use crate::ir::{
 };
 use crate::model::{Layer, Network};
 use crate::plan::exclusions::Choices;
-use crate::plan::policy::{LayerPolicy, Memory, Placement, SchedulePolicy};
+use crate::plan::policy::{LayerPolicy, Memory, Placement};
+use crate::plan::spec::ScheduleSpec;
 use crate::reserve;
 
 /// The device that a plan is for.
@@ -88,7 +89,7 @@ impl<'a> Target<'a> {
         let (is_head, keeps_partial_sums) = (network.is_head(layer), self.keeps_partial_sums(own));
         let banded = LayerPolicy::RESIDENT.banded(Placement::HOST);
         let in_bands = own.runs_in_bands() && !self.sizes.normalises_itself(&own.layout);
-        in_bands && !Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.is_excluded()
+        in_bands && Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.exclusion().is_none()
     }
 }
 
@@ -148,13 +149,8 @@ impl LayerSizes {
 
 impl FrameSizes {
     /// In slots that frames of the input `slots` fit too, which is no smaller.
-    pub fn new(
-        network: &Network,
-        policy: &SchedulePolicy,
-        input: FrameShape,
-        slots: FrameShape,
-        target: &Target,
-    ) -> FrameSizes {
+    pub fn new(spec: &ScheduleSpec, input: FrameShape, slots: FrameShape, target: &Target) -> FrameSizes {
+        let (network, policy) = (&spec.network, &spec.policy);
         let shapes = network.input_shapes(input).into_iter().zip(network.input_shapes(slots));
         let layers = network.layers.iter().zip(&policy.layers).zip(shapes);
         let sizes =
@@ -206,7 +202,7 @@ pub fn fetchable_weights(network: &Network, target: &Target) -> Vec<LayerId> {
     let fetched = LayerPolicy { weights: Memory::Host, ..LayerPolicy::RESIDENT };
     let may_be = |layer: LayerId| {
         let is_largest = network.is_largest(network.stage_of(layer));
-        !network.is_head(layer) && !Choices { is_largest, ..Choices::of(fetched) }.is_excluded()
+        !network.is_head(layer) && Choices { is_largest, ..Choices::of(fetched) }.exclusion().is_none()
     };
     let can = |layer: &LayerId| target.profile.offloads && bytes[*layer] > least && may_be(*layer);
     (0..bytes.len()).filter(can).collect()

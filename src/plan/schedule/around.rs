@@ -19,7 +19,7 @@ impl Emitter {
             let slots = resident(outputs);
             let level = facts.spec.network.layers[*behind].level.expect("it adds a value around a level");
             if level.map == LevelMap::Mean {
-                self.pool(*behind, &level, frames.clone().zip(slots), to);
+                self.pool(*behind, level, frames.clone(), &slots, to);
                 continue;
             }
             for (frame, slot) in frames.clone().zip(slots) {
@@ -33,18 +33,12 @@ impl Emitter {
         }
     }
 
-    fn pool(
-        &mut self,
-        behind: LayerId,
-        level: &LevelShortcut,
-        frames: impl Iterator<Item = (u64, Slot)>,
-        to: &mut Sink,
-    ) {
+    fn pool(&mut self, behind: LayerId, level: LevelShortcut, frames: Range<u64>, slots: &[Slot], to: &mut Sink) {
         let (sizes, queue) = (&self.facts.sizes, &mut self.caches[behind].around);
         let bytes = sizes.layers[behind].output;
         let kind = if self.facts.spec.is_interleaved() { SlotKind::Pooled } else { SlotKind::Packed };
         let mut pooled = Vec::new();
-        for (frame, from) in frames {
+        for (frame, from) in frames.zip(slots.iter().copied()) {
             let number = level.smaller(frame);
             if number < queue.first {
                 continue;

@@ -16,18 +16,8 @@ use crate::model::{Layer, Recipe, RecipeTerm};
 use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{Form, Memory};
+use crate::plan::repeats::Purpose;
 use crate::plan::spec::ScheduleSpec;
-
-/// What a schedule is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    /// Every work item.
-    Run,
-    /// Of work items that are alike, one.
-    Picture,
-    /// The same. Nobody runs the operations, so frames of several terms have none.
-    Rehearsal,
-}
 
 /// What the layers of a work item share. Nothing of it changes while the item runs.
 #[derive(Debug)]
@@ -145,14 +135,14 @@ pub struct Emitter {
 
 impl Emitter {
     pub fn new(facts: ItemFacts) -> Emitter {
-        let (ScheduleSpec { network, cone, .. }, sizes) = (&facts.spec, &facts.sizes);
+        let facts = Arc::new(facts);
+        let ScheduleSpec { network, cone, .. } = &facts.spec;
         let new_cache = |(layer, own): (LayerId, &Layer)| {
             let first = cone.first(layer);
             LayerCache::new(own.time.oldest(first), own.level.map_or(0, |level| level.waiting(first)))
         };
         let caches = network.layers.iter().enumerate().map(new_cache).collect();
-        let weights = WeightFetcher::new(Arc::clone(network), Arc::clone(sizes));
-        Emitter { facts: Arc::new(facts), caches, weights }
+        Emitter { caches, weights: WeightFetcher::new(Arc::clone(&facts)), facts }
     }
 
     /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
+use super::emit::{Emitter, Inputs, LayerOutputs};
 use super::layer_cache::{CachedSlots, FrameQueue, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
@@ -12,6 +12,7 @@ use crate::ir::{
 use crate::model::{RecipeTerm, pair_of};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
+use crate::plan::repeats::Purpose;
 
 /// The inputs of a banded convolution. Frames of the causal cache come first, then those of it that are recomputed,
 /// then fresh ones.

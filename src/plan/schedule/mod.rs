@@ -6,25 +6,23 @@ mod around;
 mod emit;
 mod emit_banded;
 mod layer_cache;
-mod repeats;
 mod sink;
 #[cfg(test)]
 mod tests;
 mod weights;
 mod work_item;
 
-pub use emit::Purpose;
 pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use self::repeats::{ItemPlace, all_items, distinct_items};
 use self::sink::Sink;
 use self::work_item::WorkItem;
 use super::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use super::cost::{FrameSizes, Target};
+use super::repeats::{ItemPlace, Purpose, work_items};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{BlendOp, FrameShape, Op, StoreOp};
 
@@ -51,7 +49,7 @@ pub struct Schedule {
     canvas_bytes: u64,
     to: Sink,
     items: Vec<WorkItem>,
-    /// Of each work item. A rehearsal has one for each kind.
+    /// Of each work item.
     places: Vec<ItemPlace>,
     current: usize,
     /// Whether the current work item's turn has begun.
@@ -60,18 +58,13 @@ pub struct Schedule {
     pushed: bool,
     canvases: BTreeMap<(u64, u64), Canvas>,
     /// Finished frames of each clip of a stream. They leave when every clip of the batch has one.
-    outbox: Vec<VecDeque<Slot>>,
-    stored: u64,
+    outbox: Vec<VecDeque<StoreOp<Slots>>>,
     finished: Vec<(u64, Slot)>,
 }
 
 impl Schedule {
-    /// `frames`: where the input ends, or `None` for a stream.
-    pub fn new(purpose: Purpose, spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let places = match purpose {
-            Purpose::Run => all_items(&spec),
-            Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
-        };
+    pub fn new(purpose: Purpose, spec: ScheduleSpec, arenas: Arenas, target: &Target) -> Schedule {
+        let places = work_items(purpose, &spec);
         let largest = spec.largest_tile();
         let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut shared_sizes = |input: FrameShape| {
@@ -79,17 +72,16 @@ impl Schedule {
             same.unwrap_or_else(|| {
                 // Work items that run one after the other share slots; otherwise each size of tile would have its own.
                 let slots = if spec.is_interleaved() { input } else { largest };
-                known.push(Arc::new(FrameSizes::new(&spec.network, &spec.policy, input, slots, target)));
+                known.push(Arc::new(FrameSizes::new(&spec, input, slots, target)));
                 Arc::clone(&known[known.len() - 1])
             })
         };
         let items = places.iter().map(|place| {
             let sizes = shared_sizes(spec.input_region(spec.tile_of(place.item)).shape);
-            WorkItem::new(&spec, sizes, frames, place, purpose)
+            WorkItem::new(&spec, sizes, place, purpose)
         });
         let items = items.collect();
-        let clips = places.last().map_or(0, |last| last.clip + 1);
-        let first = spec.cone.range.first;
+        let (clips, end) = (places.last().map_or(0, |last| last.clip + 1), spec.end);
         let mut schedule = Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..clips).map(|_| VecDeque::new()).collect(),
@@ -99,14 +91,11 @@ impl Schedule {
             places,
             current: 0,
             in_turn: false,
-            pushed: frames.is_none(),
+            pushed: end.is_none(),
             canvases: BTreeMap::new(),
-            stored: first,
             finished: Vec::new(),
         };
-        if let Some(frames) = frames {
-            schedule.set_total(frames);
-        }
+        end.into_iter().for_each(|end| schedule.set_total(end));
         schedule
     }
 
@@ -131,13 +120,9 @@ impl Schedule {
     /// Loads the next frame of every clip of the batch.
     pub fn load(&mut self) {
         for (item, place) in self.items.iter_mut().zip(&self.places) {
-            if place.items > 1 {
-                self.to.arenas.begin_group();
-            }
+            self.to.arenas.each(Arena::begin_group);
             item.load(&mut self.to);
-            if place.items > 1 {
-                self.to.arenas.end_group(place.items - 1);
-            }
+            self.to.arenas.each(|arena| arena.end_group(place.items - 1));
         }
     }
 
@@ -174,14 +159,14 @@ impl Schedule {
 
     fn begin_turn(&mut self) {
         if !std::mem::replace(&mut self.in_turn, true) {
-            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.begin_group());
+            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.each(Arena::begin_group));
         }
     }
 
     fn end_turn(&mut self) {
         if std::mem::replace(&mut self.in_turn, false) {
             let ends = self.places[self.current].ends;
-            ends.into_iter().flatten().for_each(|times| self.to.arenas.end_group(times));
+            ends.into_iter().flatten().for_each(|times| self.to.arenas.each(|arena| arena.end_group(times)));
         }
     }
 
@@ -259,21 +244,20 @@ impl Schedule {
 
     /// A whole frame is finished.
     fn finish(&mut self, place: ItemPlace, frame: u64, from: Slot) {
+        let store = StoreOp { batch: place.batch, frame, from };
         if !self.pushed {
-            self.to.ops.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
+            self.to.ops.push_back(Op::Store(store));
             self.to.arenas.device.drop(from);
             return;
         }
-        self.outbox[place.clip].push_back(from);
+        self.outbox[place.clip].push_back(store);
         let tiles = self.items.len() / self.outbox.len();
-        while self.outbox.iter().all(|frames| !frames.is_empty()) {
-            for (clip, frames) in self.outbox.iter_mut().enumerate() {
-                let ItemPlace { batch, clips, .. } = self.places[clip * tiles];
-                let from = frames.pop_front().expect("checked above");
-                self.to.ops.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
-                self.to.arenas.device.drop_with(from, clips - 1);
+        while self.outbox.iter().all(|stores| !stores.is_empty()) {
+            for (clip, stores) in self.outbox.iter_mut().enumerate() {
+                let store = stores.pop_front().expect("checked above");
+                self.to.arenas.device.drop_with(store.from, self.places[clip * tiles].clips - 1);
+                self.to.ops.push_back(Op::Store(store));
             }
-            self.stored += 1;
         }
     }
 

@@ -5,16 +5,15 @@
 
 use std::sync::Arc;
 
-use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs, Purpose};
+use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs};
 use super::layer_cache::{FrameQueue, SlotRef, drop_frames, resident};
-use super::repeats::ItemPlace;
 use super::sink::Sink;
-use super::weights::NeededWeights;
 use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
 use crate::model::{ChunkPairs, Network, Reader, Role, Source};
 use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
+use crate::plan::policy::{CACHE_FRAMES, Placement};
+use crate::plan::repeats::{ItemPlace, Purpose};
 use crate::plan::spec::ScheduleSpec;
 
 #[derive(Debug, Clone)]
@@ -54,33 +53,25 @@ impl ChunkValues {
 }
 
 fn layer_of(source: Source) -> LayerId {
-    let Source::Layer(layer) = source else { unreachable!("only the first layer of a stage reads another stage") };
-    layer
+    source.layer().expect("only the first layer of a stage reads another stage")
 }
 
-/// Whether a job has more slices than a rehearsal traces; `None` is a stream.
-pub fn is_periodic(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
-    spec.is_longer_than(PackedLayout::TRACED_SLICES, frames)
+/// Whether a job has more slices than a rehearsal traces.
+pub fn is_periodic(spec: &ScheduleSpec) -> bool {
+    spec.is_longer_than(PackedLayout::TRACED_SLICES)
 }
 
 impl WorkItem {
-    /// `frames`: where the input ends, if that is known.
-    pub fn new(
-        spec: &ScheduleSpec,
-        sizes: Arc<FrameSizes>,
-        frames: Option<u64>,
-        place: &ItemPlace,
-        purpose: Purpose,
-    ) -> WorkItem {
+    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, place: &ItemPlace, purpose: Purpose) -> WorkItem {
         let (network, cone) = (&spec.network, &spec.cone);
-        let facts = ItemFacts { spec: spec.clone(), sizes, purpose, is_periodic: is_periodic(spec, frames) };
+        let facts = ItemFacts { spec: spec.clone(), sizes, purpose, is_periodic: is_periodic(spec) };
         WorkItem {
             emitter: Emitter::new(facts),
             item: place.item,
             batch: place.batch,
             computed: network.stages.iter().map(|stage| cone.first(stage.head())).collect(),
             loaded: cone.first_input,
-            slice_end: spec.first_slice_end(frames),
+            slice_end: spec.first_slice_end(),
             total: None,
             ends: None,
             early: vec![Vec::new(); network.stages.len()],
@@ -284,9 +275,7 @@ impl WorkItem {
         let chunk = self.chunk_to(stage, self.computed[stage] + count);
         self.computed[stage] = chunk.frames.end;
         let layers = &network.stages[stage];
-        let needed = layers.body().map(|layer| NeededWeights { layer, frames: cone.outputs(layer, &chunk.frames) });
-        let offloaded = |needed: &NeededWeights| facts.spec.policy.layers[needed.layer].weights == Memory::Host;
-        self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
+        self.emitter.weights.begin(&chunk, to);
         let mut values = ChunkValues { of: vec![Vec::new(); network.layers.len()], kept: self.kept_outputs(&chunk) };
         let reads_input_last = self.reads_input_last(&chunk);
         for layer in layers.layers.clone() {
@@ -370,7 +359,7 @@ impl WorkItem {
                 rematerialise: self.rematerialise(layer, chunk, values),
                 ..LayerOutputs::plain(layer, chunk, frames, values.kept[layer])
             };
-            let consumed = consumes_input(network, layer);
+            let consumed = network.consumes_input(layer);
             let input = values.take(from);
             if own.attends {
                 let mixed = self.emitter.attention(layer, resident(&input), to);
@@ -383,8 +372,7 @@ impl WorkItem {
             }
             self.emitter.hand_around(layer, made, &values.of[layer], to);
         }
-        let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
-        for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
+        for from in own.sources().filter(|from| network.is_last_reader(*from, layer)) {
             drop_frames(values.take(from), &mut to.arenas);
         }
     }
@@ -455,7 +443,7 @@ impl WorkItem {
         if own.attends {
             return Kept::None;
         }
-        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.layers[layer].normalised);
+        let (consumes, normalised) = (self.network().consumes_input(layer), facts.sizes.layers[layer].normalised);
         // A layer that normalises frames of others keeps copies.
         let is_queued = consumes || normalised.is_none();
         let kept = if is_queued { self.emitter.kept_inputs(layer, chunk) } else { Kept::None };
@@ -467,11 +455,4 @@ impl WorkItem {
         let waits = facts.spec.is_interleaved() && chunk.frames.end <= facts.spec.cone.first(layer);
         kept.min(written).min(if waits { Kept::From(0) } else { Kept::None })
     }
-}
-
-/// Whether a layer is the last one that reads its input, so it may write over it.
-fn consumes_input(network: &Network, layer: LayerId) -> bool {
-    let own = &network.layers[layer];
-    let Source::Layer(from) = own.input else { return false };
-    own.addend != Some(own.input) && network.is_last_reader(from, layer)
 }

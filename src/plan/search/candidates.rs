@@ -1,5 +1,6 @@
 //! Candidate policies: how many frames at a time, and where caches go.
 
+use std::iter::once;
 use std::sync::Arc;
 
 use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, LayerId, SplitColumns};
@@ -104,23 +105,19 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
 }
 
 /// A policy as it is, and with as few hidden frames of `stage` materialised as can be.
-pub fn fewer_hidden(
-    policy: SchedulePolicy,
-    network: &Network,
-    stage: Option<usize>,
-) -> impl Iterator<Item = SchedulePolicy> {
+pub fn fewer_hidden(policy: SchedulePolicy, network: &Network, stage: Option<usize>) -> Vec<SchedulePolicy> {
     let fewer = stage.map(|stage| policy.with_materialised_hidden(network, stage, MIN_MATERIALISED_HIDDEN));
-    let fewer = fewer.filter(|fewer| *fewer != policy);
-    [Some(policy), fewer].into_iter().flatten()
+    let mut both: Vec<_> = once(policy).chain(fewer).collect();
+    both.dedup();
+    both
 }
 
 /// Of each layer that can run in bands, the cost of not keeping its cache resident.
 pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<OffloadCost> {
     let (network, shapes) = (&*request.network, request.network.input_shapes(request.input_frame()));
     let costs = CostModel { network, target: *target };
-    let frames = network.later_stage_frames(network.geometry.time);
     let bandable = target.bandable_layers(network).into_iter();
-    bandable.map(|layer| costs.offload_cost(policy, layer, &shapes, &frames)).collect()
+    bandable.map(|layer| costs.offload_cost(policy, layer, &shapes)).collect()
 }
 
 /// The policy with no cache resident. A cache is recomputed if that is faster than moving it.
@@ -130,7 +127,7 @@ pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Targe
     for OffloadCost { layer, offloaded, recomputed, .. } in offload_costs(request, &policy, target) {
         let own = policy.layers[layer].banded(Placement::Recomputed);
         let reads_rematerialised = policy.rematerialised_for(network, layer).is_some();
-        let may_recompute = !Choices { reads_rematerialised, ..Choices::of(own) }.is_excluded();
+        let may_recompute = Choices { reads_rematerialised, ..Choices::of(own) }.exclusion().is_none();
         let recompute = may_recompute && network.recomputed_by(layer).is_some() && recomputed < offloaded;
         policy.layers[layer] = if recompute { own } else { own.banded(Placement::HOST) };
     }
@@ -159,8 +156,8 @@ pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
     let mut firsts = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).peekable();
     let hidden = LayerPolicy { rematerialised: 1, ..LayerPolicy::RESIDENT.banded(Placement::RESIDENT) };
     let rounds = network.chunk_pairs(stage) == ChunkPairs::Required;
-    let is_excluded = Choices { rounds, ..Choices::of(hidden) }.is_excluded();
-    let can = target.profile.offloads && !is_excluded && firsts.peek().is_some();
+    let is_allowed = Choices { rounds, ..Choices::of(hidden) }.exclusion().is_none();
+    let can = target.profile.offloads && is_allowed && firsts.peek().is_some();
     (can && firsts.all(|first| can_stream_outputs(request, first, target))).then_some(stage)
 }
 

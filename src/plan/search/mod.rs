@@ -7,8 +7,9 @@ mod candidates;
 mod select;
 mod tiles;
 
-use std::cell::RefCell;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use self::candidates::{all_offloaded, resident_policies};
 use self::select::{Search, Smallest};
@@ -22,11 +23,11 @@ use super::tiles::TileSize;
 /// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if
 /// nothing exact fits, or if the host asks for them.
 pub fn search(request: &Request, target: &Target) -> Result<Plan, PlanError> {
-    let (smallest, policies) = (RefCell::new(Smallest::default()), resident_policies(request, &target.profile));
+    let (smallest, policies) = (Mutex::new(Smallest::default()), resident_policies(request, &target.profile));
     let search = Search {
         request,
         limit: request.limit,
-        grid: request.requested_tiles(),
+        grid: request.tiles.and_then(|size| request.grid(size)),
         offloaded_weights: Arc::default(),
         target: *target,
         smallest: &smallest,
@@ -66,10 +67,10 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
 
 /// The smallest plan rehearsed so far, if it fits once packed.
 fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, PlanError> {
-    let [exact, any] = [met.exact, met.any].map(|found| found.map(|found| found.packed(target)));
+    let [exact, tiled] = [met.exact, met.tiled].map(|found| found.map(|found| found.packed(target)));
     let smallest_exact = exact.as_ref().map(Plan::device_bytes);
-    let smallest = [&exact, &any].into_iter().flatten().map(Plan::device_bytes).min();
+    let smallest = [&exact, &tiled].into_iter().flatten().map(Plan::device_bytes).min();
     let fits = |found: &Plan| found.fits(request.limit, request.host_limit);
-    let fitting = [exact, any].into_iter().flatten().find(fits);
+    let fitting = [exact, tiled].into_iter().flatten().find(fits);
     fitting.ok_or(PlanError::TooLarge { smallest, smallest_exact })
 }

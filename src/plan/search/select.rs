@@ -1,8 +1,9 @@
 //! Selects the fastest policy of those that differ in time and memory only: the whole image, or tiles of one size.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::candidates::{
     MAX_PLANNED_SLICE, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
@@ -59,7 +60,7 @@ struct ResidencyStep {
 type Rank = (i64, u64);
 
 fn rank(plan: &Plan) -> Rank {
-    ((plan.seconds().max(1e-9).ln() / (1.0 + TIME_STEP).ln()) as i64, plan.device_bytes())
+    ((plan.estimate.seconds.max(1e-9).ln() / (1.0 + TIME_STEP).ln()) as i64, plan.device_bytes())
 }
 
 #[derive(Clone)]
@@ -71,48 +72,28 @@ pub struct Search<'a> {
     /// The layers whose weights are offloaded.
     pub offloaded_weights: Arc<[LayerId]>,
     pub target: Target<'a>,
-    pub smallest: &'a RefCell<Smallest>,
+    pub smallest: &'a Mutex<Smallest>,
 }
 
-/// The smallest plans rehearsed so far.
+/// The smallest plans rehearsed so far: without tiles, and with tiles.
 #[derive(Default)]
 pub struct Smallest {
-    pub any: Option<Plan>,
     pub exact: Option<Plan>,
+    pub tiled: Option<Plan>,
 }
 
 impl Smallest {
-    pub fn record(&mut self, plan: &Plan) {
-        let smaller = |than: &Option<Plan>| than.as_ref().is_none_or(|than| plan.device_bytes() < than.device_bytes());
-        if smaller(&self.any) {
-            self.any = Some(plan.clone());
-        }
-        if plan.is_untiled() && smaller(&self.exact) {
-            self.exact = Some(plan.clone());
+    /// Threads record theirs in any order, so of plans of equal bytes the one of more frames at a time stays.
+    fn record(&mut self, plan: &Plan) {
+        let known = if plan.is_untiled() { &mut self.exact } else { &mut self.tiled };
+        let smaller = |than: &Plan| (plan.device_bytes(), &than.spec.policy) < (than.device_bytes(), &plan.spec.policy);
+        if known.as_ref().is_none_or(smaller) {
+            *known = Some(plan.clone());
         }
     }
 }
 
 impl<'a> Search<'a> {
-    /// Maps items on all threads, in order. Each item meets its own smallest plans, compared in that order too, so the
-    /// result does not depend on timing.
-    fn each<T: Send, R: Send>(&self, items: Vec<T>, find: impl Fn(&Search, T) -> R + Sync) -> Vec<R> {
-        let Search { request, limit, ref grid, ref offloaded_weights, target, smallest } = *self;
-        let found = thread_pool::map(items, |item| {
-            let met = RefCell::default();
-            let (grid, offloaded_weights) = (grid.clone(), Arc::clone(offloaded_weights));
-            let search = Search { request, limit, grid, offloaded_weights, target, smallest: &met };
-            let found = find(&search, item);
-            (found, met.into_inner())
-        });
-        let merge = |(found, met): (R, Smallest)| {
-            let met = met.any.iter().chain(&met.exact);
-            met.for_each(|met| smallest.borrow_mut().record(met));
-            found
-        };
-        found.into_iter().map(merge).collect()
-    }
-
     /// The same with weights offloaded, if that makes room.
     fn offloading_weights(&self) -> Search<'a> {
         let network = &self.request.network;
@@ -140,20 +121,19 @@ impl<'a> Search<'a> {
             return found;
         }
         let both = [found, self.fastest(policies)].into_iter().flatten();
-        both.min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
+        both.min_by(|a, b| a.estimate.seconds.total_cmp(&b.estimate.seconds))
     }
 
     /// How many times as long as usual a rehearsal takes. A search tries fewer policies by that factor, so that it
     /// ends in time; it depends on the request only, so that the plan does too.
     pub fn effort(&self) -> usize {
-        let input = self.request.input;
         let tiles = match &self.grid {
             None => 1,
             Some(grid) if grid.is_uniform() => 3.min(grid.tiles()),
             // Of rows and of columns, the first, the second and the last are rehearsed.
             Some(grid) => 9.min(grid.tiles()),
         };
-        let clips = if self.request.is_stream() && input.batch > 1 { 2 } else { 1 };
+        let clips = if self.request.frames.is_none() && self.request.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice_latents().unwrap_or(MAX_PLANNED_SLICE);
         let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
         (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
@@ -174,7 +154,7 @@ impl<'a> Search<'a> {
             Arc::make_mut(&mut policy).layers[*layer].weights = Memory::Host;
         }
         let orders: &[ItemOrder] = match &self.grid {
-            _ if self.request.is_stream() => &[ItemOrder::SliceBySlice],
+            _ if self.request.frames.is_none() => &[ItemOrder::SliceBySlice],
             None => &[ItemOrder::ItemByItem],
             Some(_) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
         };
@@ -201,11 +181,11 @@ impl<'a> Search<'a> {
         if effort > MAX_EFFORT {
             return best.or_else(|| self.smallest_banded(policies));
         }
-        let found = self.each(self.promising_policies(effort), |search, policy| {
-            search.most_resident(&policy).map(|plan| (plan, policy))
+        let found = thread_pool::map(self.promising_policies(effort), |policy| {
+            self.most_resident(&policy).map(|plan| (plan, policy))
         });
         let mut found: Vec<(Plan, SchedulePolicy)> = found.into_iter().flatten().collect();
-        let faster = |plan: &Plan| best.as_ref().is_none_or(|best| plan.seconds() < best.seconds());
+        let faster = |plan: &Plan| best.as_ref().is_none_or(|best| plan.estimate.seconds < best.estimate.seconds);
         // Packed plans exceed their lower bound. If none of the fastest fits, one may that leaves some room.
         for share in LIMIT_SHARES {
             let roomy = |plan: &Plan| plan.device_bytes() as f64 <= self.limit as f64 * share;
@@ -242,17 +222,15 @@ impl<'a> Search<'a> {
         plan.fits(self.limit, self.request.host_limit)
     }
 
-    /// The first order of a policy whose lower bound fits.
-    fn first_that_fits(&self, policy: SchedulePolicy) -> Tried {
+    /// The first order of a policy whose lower bound fits, else the last one; `None` if the search is cancelled.
+    fn first_that_fits(&self, policy: SchedulePolicy) -> Option<Plan> {
         let whole_output = self.grid.is_none() || self.output_fits();
         let mut specs = self.specs(&Arc::new(policy));
         specs.retain(|spec| whole_output || spec.order == ItemOrder::SliceBySlice);
-        let mut tried = Tried { plan: None, bytes: None };
+        let mut tried = None;
         for spec in specs {
-            let Some(plan) = self.rehearsed(spec) else { break };
-            tried.bytes = Some(plan.device_bytes());
-            if self.fits(&plan) {
-                tried.plan = Some(plan);
+            let plan = tried.insert(self.rehearsed(spec)?);
+            if self.fits(plan) {
                 break;
             }
         }
@@ -266,7 +244,7 @@ impl<'a> Search<'a> {
         }
         let found = Plan::rehearse(self.request, spec, &self.target);
         if found.host_bytes() <= self.request.host_limit {
-            self.smallest.borrow_mut().record(&found);
+            self.smallest.lock().record(&found);
         }
         Some(found)
     }
@@ -279,7 +257,7 @@ impl<'a> Search<'a> {
         let hidden = hidden_stage(self.request, &self.target);
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
         let banded = banded.flat_map(|policy| fewer_hidden(policy, network, hidden));
-        let found = self.each(banded.collect(), |search, policy| search.most_materialised(policy, stage));
+        let found = thread_pool::map(banded.collect(), |policy| self.most_materialised(policy, stage));
         let full = network.largest_stage();
         let mut by_frames: BTreeMap<[u64; 3], Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
         for (rank, policy) in found.into_iter().flatten() {
@@ -298,19 +276,18 @@ impl<'a> Search<'a> {
     fn most_materialised(&self, policy: SchedulePolicy, stage: Option<usize>) -> Option<(Rank, SchedulePolicy)> {
         let network = &*self.request.network;
         let tried = |policy: &SchedulePolicy| self.first_that_fits(without_caches(self.request, policy, &self.target));
-        let all = tried(&policy).plan;
+        let all = Some(tried(&policy)?).filter(|all| self.fits(all));
         let (Some(stage), None) = (stage, &all) else { return all.map(|found| (rank(&found), policy)) };
         let with = |frames: usize| tried(&policy.with_materialised(network, stage, frames as u64));
-        let none = with(0);
+        let none = Some(with(0)?).filter(|none| self.fits(none))?;
         let head = network.stages[stage].head();
         let input = network.input_shapes(self.request.input_frame())[head];
         let frame = self.target.frame_bytes(network.layers[head].output_shape(input));
         let most = policy.chunks[stage] as usize - 1;
-        let fit = Fit { limit: self.limit, fits: 0, most, bytes: &|frames| frame.saturating_mul(frames as u64) };
-        let fewest = none.plan?;
-        let (frames, found) = fit.most(none.bytes.map(|bytes| (0, bytes)), with);
+        let fit = Fit { search: self, most, bytes: &|frames| frame.saturating_mul(frames as u64) };
+        let (frames, found) = fit.most(Some((0, none.device_bytes())), with);
         let policy = policy.with_materialised(network, stage, frames as u64);
-        Some((rank(&found.unwrap_or(fewest)), policy))
+        Some((rank(&found.unwrap_or(none)), policy))
     }
 
     /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would
@@ -318,32 +295,20 @@ impl<'a> Search<'a> {
     fn most_resident(&self, policy: &SchedulePolicy) -> Option<Plan> {
         let policy = without_caches(self.request, policy, &self.target);
         let steps = self.residency_steps(&policy);
-        let with = |count: usize, last: Option<ResidencyStep>| {
-            let mut policy = policy.clone();
-            for ResidencyStep { layer, resident_shares, .. } in steps[..count].iter().copied().chain(last) {
-                policy.layers[layer].cache = Placement::Columns { resident_shares };
-            }
-            self.first_that_fits(policy)
-        };
         let (mut of_layer, mut of_steps) = (vec![0; policy.layers.len()], vec![0]);
         for step in &steps {
             let bytes = self.resident_bytes(step.layer, step.resident_shares);
             of_steps.push(of_steps[of_steps.len() - 1] + bytes - std::mem::replace(&mut of_layer[step.layer], bytes));
         }
-        let fit = Fit { limit: self.limit, fits: 0, most: steps.len(), bytes: &|count| of_steps[count] };
-        let (count, found) = fit.most(None, |count| with(count, None));
-        // And as much of the next one as fits.
-        let next = steps.get(count).filter(|step| policy.layers[step.layer].cache == Placement::HOST);
-        let Some(&next) = next else { return found };
-        let before = steps[..count].iter().filter(|step| step.layer == next.layer);
-        let least = before.map(|step| usize::from(step.resident_shares)).max().unwrap_or(0);
-        let of_shares = |shares: usize| self.resident_bytes(next.layer, shares as u8);
-        let most = usize::from(next.resident_shares) - 1;
-        let fit = Fit { limit: self.limit, fits: least, most, bytes: &of_shares };
-        let known = found.as_ref().map(|found| (least, found.device_bytes()));
-        let (_, more) =
-            fit.most(known, |shares| with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next })));
-        more.or(found)
+        let fit = Fit { search: self, most: steps.len(), bytes: &|count| of_steps[count] };
+        let with = |count: usize| {
+            let mut policy = policy.clone();
+            for ResidencyStep { layer, resident_shares, .. } in steps[..count].iter().copied() {
+                policy.layers[layer].cache = Placement::Columns { resident_shares };
+            }
+            self.first_that_fits(policy)
+        };
+        fit.most(None, with).1
     }
 
     /// About what the resident columns of a layer's cache take.
@@ -355,7 +320,7 @@ impl<'a> Search<'a> {
         CACHE_FRAMES * self.target.cached_bytes(part, network.layers[layer].cache)
     }
 
-    /// Steps of residency, those first that save the most seconds for their bytes.
+    /// Steps of residency, one share of a row each, those first that save the most seconds for their bytes.
     fn residency_steps(&self, policy: &SchedulePolicy) -> Vec<ResidencyStep> {
         const SHARES: f64 = Placement::SHARES as f64;
         let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
@@ -380,7 +345,14 @@ impl<'a> Search<'a> {
         }
         steps.retain(|step| step.gain > 0.0);
         steps.sort_by(|a, b| b.gain.total_cmp(&a.gain));
-        steps
+        let mut resident = vec![0; policy.layers.len()];
+        let shares = steps.into_iter().flat_map(|step| {
+            let fewer = std::mem::replace(&mut resident[step.layer], step.resident_shares);
+            // A cache is recomputed whole or not at all.
+            let first = if policy.layers[step.layer].cache == Placement::HOST { fewer + 1 } else { Placement::SHARES };
+            (first..=step.resident_shares).map(move |resident_shares| ResidencyStep { resident_shares, ..step })
+        });
+        shares.collect()
     }
 
     /// A still image in bands, with as few outputs offloaded as fits, the largest first.
@@ -425,17 +397,9 @@ fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<u
     fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
 }
 
-/// A policy that was rehearsed: the plan if it fits, and what it takes.
-struct Tried {
-    plan: Option<Plan>,
-    /// `None` if nothing was rehearsed.
-    bytes: Option<u64>,
-}
-
-/// How much fits. `fits` is known to fit; up to `most` is tried.
+/// How much fits: nothing is known to, and up to `most` is tried.
 struct Fit<'a> {
-    limit: u64,
-    fits: usize,
+    search: &'a Search<'a>,
     most: usize,
     /// About what each number takes beside the rest.
     bytes: &'a dyn Fn(usize) -> u64,
@@ -444,17 +408,17 @@ struct Fit<'a> {
 impl Fit<'_> {
     /// Returns how many fit, and the plan with these. Each try tells where the next one should be: memory grows with
     /// the bytes that are resident. `known`: a number, and what it takes. Bisects if that leads nowhere.
-    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Tried) -> (usize, Option<Plan>) {
-        let (mut fits, mut too_many, mut found, mut known) = (self.fits, self.most + 1, None, known);
+    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Option<Plan>) -> (usize, Option<Plan>) {
+        let (mut fits, mut too_many, mut found, mut known) = (0, self.most + 1, None, known);
         let mut tries = 0;
         while fits + 1 < too_many {
             let middle = (fits + too_many) / 2;
             let guess = known.filter(|_| tries < MAX_GUESSES).map(|(at, bytes)| self.guess(at, bytes));
             let next = guess.unwrap_or(middle).clamp(fits + 1, too_many - 1);
             let tried = with(next);
-            known = tried.bytes.map(|bytes| (next, bytes));
+            known = tried.as_ref().map(|tried| (next, tried.device_bytes()));
             tries += 1;
-            match tried.plan {
+            match tried.filter(|tried| self.search.fits(tried)) {
                 Some(more) => (found, fits) = (Some(more), next),
                 None => too_many = next,
             }
@@ -466,6 +430,7 @@ impl Fit<'_> {
     fn guess(&self, at: usize, bytes: u64) -> usize {
         let rest = bytes.saturating_sub((self.bytes)(at));
         let numbers: Vec<usize> = (0..=self.most).collect();
-        numbers.partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= self.limit).saturating_sub(1)
+        let limit = self.search.limit;
+        numbers.partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= limit).saturating_sub(1)
     }
 }

@@ -27,7 +27,7 @@ pub fn smaller_tiles(request: &Request) -> Vec<TileSize> {
         if allowed && smaller && (down, across) != (1, 1) {
             sizes.push(size);
         }
-        if down * across > MAX_TILES || down * across * request.input.batch > MAX_WORK_ITEMS {
+        if down * across > MAX_TILES || down * across * request.batch > MAX_WORK_ITEMS {
             return sizes;
         }
         // The longer side is cut next. Rounding may make the next cut no finer; a later one is.

@@ -24,8 +24,9 @@ use crate::plan::cost::{CostModel, Estimate, OffloadCost, Target, WeightArrivals
 use crate::plan::exclusions::Choices;
 use crate::plan::plan::Plan;
 use crate::plan::policy::{Form, Placement, SchedulePolicy};
+use crate::plan::repeats::Purpose;
 use crate::plan::request::{PlanError, Request};
-use crate::plan::schedule::{Next, Purpose, Schedule, is_periodic};
+use crate::plan::schedule::{Next, Schedule, is_periodic};
 use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
@@ -50,7 +51,9 @@ fn request_for(network: Network, input: Shape) -> Request {
     Request {
         cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
         network: Arc::new(network),
-        input,
+        batch: input.batch,
+        frames: input.known_frames(),
+        image: input.into(),
         limit: u64::MAX,
         host_limit: u64::MAX,
         load_bytes: 0,
@@ -96,7 +99,8 @@ impl Request {
 
     /// The plan of a stream by a given policy, whatever a search would choose.
     fn plan_by(&self, policy: SchedulePolicy, device: &Device) -> Plan {
-        let spec = self.spec(Arc::new(policy), self.requested_tiles(), ItemOrder::SliceBySlice);
+        let grid = self.tiles.and_then(|size| self.grid(size));
+        let spec = self.spec(Arc::new(policy), grid, ItemOrder::SliceBySlice);
         Plan::rehearse(self, spec, &device.target()).packed(&device.target())
     }
 }
@@ -132,7 +136,7 @@ fn assert_same_frames(base: Request, frames: u64) {
         for chunk in [1, 2, 3, 5] {
             let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
             assert_eq!(run_fused(&cut.plan(&FUSED).unwrap()), expected, "{slice} {chunk}");
-            let stream = Request { input: Shape { frames: 0, ..base.input }, ..cut };
+            let stream = Request { frames: None, ..cut };
             let stream = stream.plan(&FUSED).unwrap();
             for piece in [1, 3, 100] {
                 assert_eq!(run_pushed(&stream, &FUSED, frames, piece), expected, "stream {slice} {chunk} {piece}");
@@ -152,8 +156,7 @@ fn offload_cost(together: f64, frames: u64, rematerialised: u64) -> OffloadCost 
     target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
     let mut policy = SchedulePolicy::resident(network, 1, vec![frames; network.stages.len()]);
     policy.layers[stage.head()].rematerialised = rematerialised;
-    let period = network.later_stage_frames(network.geometry.time);
-    CostModel { network, target }.offload_cost(&policy, stage.head() + 1, &shapes, &period)
+    CostModel { network, target }.offload_cost(&policy, stage.head() + 1, &shapes)
 }
 
 /// Of a cache that is made again from the head's input instead of being offloaded.
@@ -218,7 +221,7 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let clip = request(direction, clip(direction, 1, 23)).with_pairs();
         let expected = run(&clip.plan(&SEPARATE).unwrap(), &SEPARATE);
         let (network, device) = (&clip.network, &FAST_COPIES);
-        let stream = Request { input: Shape { frames: 0, ..clip.input }, ..clip.clone() };
+        let stream = Request { frames: None, ..clip.clone() };
         let chunks = vec![3; network.stages.len()];
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
@@ -273,7 +276,7 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                             work(&plan.spec, frames),
                             "what is done again counts once"
                         );
-                        let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut };
+                        let stream = Request { frames: None, ..cut };
                         if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.report().exact) {
                             assert_eq!(run_pushed(&plan, &device, frames, 3), expected);
                         }
@@ -391,7 +394,7 @@ fn tiles_come_only_where_nothing_exact_fits() {
 fn a_still_image_caches_nothing() {
     let one = request(Direction::Decode, clip(Direction::Decode, 1, 1)).plan(&SEPARATE).unwrap();
     let two = request(Direction::Decode, clip(Direction::Decode, 1, 2)).plan(&SEPARATE).unwrap();
-    assert!(one.workspace_bytes() * 2 < two.workspace_bytes(), "{} {}", one.report(), two.report());
+    assert!(one.workspace * 2 < two.workspace, "{} {}", one.report(), two.report());
 }
 
 #[test]
@@ -425,7 +428,7 @@ fn staging_buffers_follow_the_band_buffers() {
             let (buffers, pinned) = (plan.buffers(), plan.pinned());
             let ([load, store], bands) = (buffers.staging, buffers.bands);
             assert_eq!((load, store), (bands.offset + bands.bytes, load + pinned.load / 2));
-            assert_eq!(plan.workspace_bytes(), store + pinned.store / 2);
+            assert_eq!(plan.workspace, store + pinned.store / 2);
         }
         assert!(tiled.pinned().load < whole.pinned().load && tiled.pinned().store == whole.pinned().store);
     }
@@ -436,12 +439,12 @@ fn clips_of_a_batch_do_not_mix() {
     for direction in Direction::ALL {
         let one = request(direction, clip(direction, 1, 9)).plan(&FUSED).unwrap();
         let three = request(direction, clip(direction, 3, 9)).plan(&FUSED).unwrap();
-        assert_eq!(one.workspace_bytes(), three.workspace_bytes(), "clips go one after the other");
+        assert_eq!(one.workspace, three.workspace, "clips go one after the other");
         let all = run_fused(&three);
         let first: Vec<_> = all.iter().filter(|(batch, ..)| *batch == 0).copied().collect();
         assert_eq!(run_fused(&one), first);
         assert!(all.iter().map(|(.., made)| made).collect::<HashSet<_>>().len() == all.len());
-        let stream = Request { input: clip(direction, 3, 0), ..request(direction, clip(direction, 3, 9)) };
+        let stream = Request { frames: None, ..request(direction, clip(direction, 3, 9)) };
         assert_eq!(run_pushed(&stream.plan(&FUSED).unwrap(), &FUSED, 9, 2), all);
     }
 }
@@ -460,7 +463,7 @@ fn tiles_are_the_same_in_any_order_and_from_a_stream() {
         );
         let by_slice = by_slice.packed(&costs.target());
         assert_eq!(run(&by_slice, &costs), expected);
-        let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
+        let stream = Request { frames: None, ..base };
         assert_eq!(run_pushed(&stream.plan(&costs).unwrap(), &costs, 14, 5), expected);
     }
 }
@@ -532,8 +535,8 @@ fn tiles_made_by_the_limit_are_even_and_fit() {
         let report = plan.report();
         assert!(!report.exact && report.device_bytes <= limit, "{report}");
         let grid = plan.spec.grid.as_ref().unwrap();
-        for axis in [&grid.rows, &grid.columns] {
-            assert!(axis.spans.iter().all(|span| span.len() == axis.spans[0].len()), "{:?}", axis.spans);
+        for axis in [&grid.rows.spans, &grid.columns.spans] {
+            assert!(axis.iter().all(|span| span.len() == axis[0].len()), "{:?}", axis);
         }
         assert_eq!(run_fused(&plan).len(), 33);
     }
@@ -558,8 +561,8 @@ fn rehearsed<T>(
     of: impl Fn(&Op<Slots>) -> Option<T>,
 ) -> Vec<T> {
     let (target, mut found) = (device.target(), Vec::new());
-    let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(device).unwrap().spec };
-    let schedule = Schedule::new(Purpose::Run, spec, Some(9), Arenas::default(), &target);
+    let spec = ScheduleSpec { policy: Arc::new(policy), end: Some(9), ..request.plan(device).unwrap().spec };
+    let schedule = Schedule::new(Purpose::Run, spec, Arenas::default(), &target);
     schedule.rehearse(None, None, &target, |_, op| found.extend(of(op)));
     found
 }
@@ -643,8 +646,8 @@ fn assert_estimated(plan: &Plan, tolerance: f64) {
         seconds += costs.of(schedule.front().unwrap()).seconds;
         schedule.done();
     }
-    let off = plan.seconds() / seconds - 1.0;
-    assert!(off.abs() < tolerance, "{:?}: {} for {seconds}", plan.spec.network.direction, plan.seconds());
+    let off = plan.estimate.seconds / seconds - 1.0;
+    assert!(off.abs() < tolerance, "{:?}: {} for {seconds}", plan.spec.network.direction, plan.estimate.seconds);
 }
 
 /// A banded layer may write over its input. The frames of a batch wait for those of its last clip, so they must not lie
@@ -655,7 +658,7 @@ fn a_last_layer_in_bands_keeps_its_frames_while_the_next_clip_runs() {
     let sizes = Sizes { latent: 16, ..SIZES() };
     let base = request_of(&sizes, Direction::Encode, clip(Direction::Encode, 2, 23));
     let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
-    let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
+    let stream = Request { frames: None, ..base };
     let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);
     offload_caches(&mut policy, &stream.network, &FAST_COPIES);
     for slice in [1, 2, 3] {

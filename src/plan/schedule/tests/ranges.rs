@@ -9,15 +9,14 @@ impl Request {
     /// The same for a range of this clip.
     fn range(&self, range: FrameRange) -> Request {
         let cone = Cone::new(&self.network, range);
-        let inputs = cone.inputs(self.input.frames);
-        let input = Shape { frames: inputs.end - inputs.start, ..self.input };
-        Request { input, cone: Arc::new(cone), ..self.clone() }
+        let inputs = cone.inputs(self.frames.unwrap_or(0));
+        Request { frames: Some(inputs.end - inputs.start), cone: Arc::new(cone), ..self.clone() }
     }
 
     /// A stream that begins with output frame `first`.
     fn stream_at(&self, first: u64) -> Request {
         let range = self.range(FrameRange { first, end: None });
-        Request { input: Shape { frames: 0, ..self.input }, ..range }
+        Request { frames: None, ..range }
     }
 }
 
@@ -102,7 +101,7 @@ fn a_long_range_keeps_to_a_plan_made_from_a_few_slices() {
                         FrameRange { first, end: Some(end) },
                         &device,
                     );
-                    assert!(slice.is_none() || is_periodic(&plan.spec, plan.frames), "{slice:?} {latents:?}");
+                    assert!(slice.is_none() || is_periodic(&plan.spec), "{slice:?} {latents:?}");
                 }
             }
         }
@@ -119,7 +118,7 @@ fn a_range_within_a_limit_has_the_frames_of_the_whole_clip() {
         for device in [SLOW_COPIES, FAST_COPIES] {
             for (first, end) in [(7, 20), (13, 24), (33, 44), (61, 75)] {
                 let range = FrameRange { first, end: Some(end) };
-                if end > free.network.output_frames(free.input.frames) {
+                if end > free.network.output_frames(free.frames.unwrap()) {
                     continue;
                 }
                 let whole = free.range(range).plan(&device).unwrap().device_bytes();
@@ -133,7 +132,7 @@ fn a_range_within_a_limit_has_the_frames_of_the_whole_clip() {
                             plan.spec.policy.layers.iter().filter(|own| own.form == Form::Banded).map(|own| own.cache),
                         );
                         rematerialised += u32::from(rematerialises(&plan.spec.policy, &plan.spec.network));
-                        fetched += u32::from(plan.offloaded_weights().contains(&true));
+                        fetched += u32::from(plan.spec.policy.offloaded_weights().contains(&true));
                         check(&cut, &expected, range, &device);
                     }
                 }
@@ -154,7 +153,7 @@ fn tiles_of_a_range_are_those_of_the_whole_clip() {
             let expected = run(&tiled.plan(&device).unwrap(), &device);
             for (first, end) in [(9, 11), (20, 24), (61, 75)] {
                 let range = FrameRange { first, end: Some(end) };
-                if end > tiled.network.output_frames(tiled.input.frames) {
+                if end > tiled.network.output_frames(tiled.frames.unwrap()) {
                     continue;
                 }
                 let plan = check(&tiled, &expected, range, &device);
@@ -218,7 +217,7 @@ fn a_stream_that_begins_in_the_middle_has_the_frames_of_the_whole_clip_in_every_
             let stream = Request { slice: Some(2), ..free.clone() }.stream_at(first);
             let policy = policies::without_caches(&stream, (1, rematerialise));
             let plan = stream.plan_by(policy, &FAST_COPIES);
-            let found = run_pushed(&plan, &FAST_COPIES, free.input.frames, 5);
+            let found = run_pushed(&plan, &FAST_COPIES, free.frames.unwrap(), 5);
             let what = format!("{direction:?} from {first}, rematerialised {rematerialise}");
             assert_eq!(found, part(&expected, FrameRange { first, end: None }), "{what}");
         }
@@ -245,15 +244,10 @@ fn a_cut_costs_the_frames_that_the_arithmetic_says() {
     ] {
         let network = network(&sizes, direction);
         let work_of = |first: u64, count: u64| {
-            let cone = Arc::new(Cone::new(&network, FrameRange { first, end: Some(first + count) }));
+            let cone = Cone::new(&network, FrameRange { first, end: Some(first + count) });
             let end = cone.inputs(u64::MAX).end;
-            let policy =
-                Arc::new(SchedulePolicy::resident(&network, network.latent_rate(), vec![1; network.stages.len()]));
             let input = FrameShape::new(input.height, input.width, input.channels);
-            let network = Arc::new(network.clone());
-            let spec =
-                ScheduleSpec { network, cone, batch: 1, input, policy, grid: None, order: ItemOrder::ItemByItem };
-            work(&spec, end) as f64
+            cone.work(&network, input, end) as f64
         };
         // In video frames for both directions.
         let (rate, per_output) = if direction == Direction::Decode { (4, 1.0) } else { (1, 4.0) };

@@ -17,9 +17,10 @@ fn rehearsed(schedule: Schedule, end: Option<u64>, slices: Option<usize>, target
 
 /// Compares both rehearsals. Returns how many operations each had.
 fn compare(spec: &ScheduleSpec, frames: Option<u64>, end: Option<u64>, device: &Device) -> [usize; 2] {
+    let spec = ScheduleSpec { end: frames, ..spec.clone() };
     let (target, slices) = (device.target(), end.is_none().then_some(4));
-    let whole = Schedule::new(Purpose::Run, spec.clone(), frames, Arenas::default(), &target);
-    let short = Schedule::new(Purpose::Rehearsal, spec.clone(), frames, Arenas::default(), &target);
+    let whole = Schedule::new(Purpose::Run, spec.clone(), Arenas::default(), &target);
+    let short = Schedule::new(Purpose::Rehearsal, spec.clone(), Arenas::default(), &target);
     let ((whole, whole_ops), (short, short_ops)) =
         (rehearsed(whole, end, slices, &target), rehearsed(short, end, slices, &target));
     let (policy, batch, tiles, order) = (&spec.policy, spec.batch, spec.tiles(), spec.order);
@@ -93,8 +94,7 @@ fn rehearsals_do_not_grow_with_work_items() {
             let tiles = Some(TileSize { height: size, width: size, overlap: 0, spacing: Spacing::Even });
             let spec = spec(&request, policy, tiles, ItemOrder::SliceBySlice);
             let target = FUSED.target();
-            rehearsed(Schedule::new(Purpose::Rehearsal, spec, None, Arenas::default(), &target), None, Some(4), &target)
-                .1
+            rehearsed(Schedule::new(Purpose::Rehearsal, spec, Arenas::default(), &target), None, Some(4), &target).1
         };
         let (few, many) = (ops(3, 16), ops(256, 8));
         assert!(many < 4 * few, "{many} against {few}");

@@ -99,12 +99,13 @@ fn defined_outputs(network: &Network, inputs: Contents) -> Contents {
 /// (clip, frame, content) of all frames of `request`.
 pub fn defined(request: &Request) -> Vec<(u64, u64, u64)> {
     let clip = |batch: u64| {
-        let padded = request.network.padded_frames(request.input.frames);
-        let load = |frame: u64| hash((batch, frame.min(request.input.frames - 1), 0u64, 0u64));
+        let frames = request.frames.unwrap();
+        let padded = request.network.padded_frames(frames);
+        let load = |frame: u64| hash((batch, frame.min(frames - 1), 0u64, 0u64));
         let outputs = defined_outputs(&request.network, (0..padded).map(load).collect());
         (0..).zip(outputs).map(move |(frame, content)| (batch, frame, content)).collect::<Vec<_>>()
     };
-    (0..request.input.batch).flat_map(clip).collect()
+    (0..request.batch).flat_map(clip).collect()
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn u8_caches_do_not_depend_on_the_cut() {
                         );
                         rematerialised += u32::from(rematerialises(&plan.spec.policy, &plan.spec.network));
                         assert_eq!(run(&plan, &device), expected, "{frames} {percent} {slice:?} {chunk:?}");
-                        let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut.clone() };
+                        let stream = Request { frames: None, ..cut.clone() };
                         if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.spec.grid.is_none()) {
                             assert_eq!(
                                 run_pushed(&plan, &device, frames, 3),

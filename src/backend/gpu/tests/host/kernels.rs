@@ -8,7 +8,7 @@ use super::memory::SharedBytes;
 use super::weights::PlainWeights;
 use super::{ALIGN, HostGpu, HostSizes};
 use crate::backend::cpu::{Cpu, CpuMemory};
-use crate::backend::gpu::{NormOf, RowSizes, TensorFrame, U8Copy, U8Rows, output_rows};
+use crate::backend::gpu::{NormOf, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows, output_rows};
 use crate::backend::{Diagnosis, Execution, JobAllocation, NonFinite, Precision, RunArgs};
 use crate::ir::{
     AddOp, AddedFrame, Affine, AttentionOp, BlendTile, Buffers, CacheFormat, ChannelMaps, ConvFrame, ConvLayout,
@@ -356,8 +356,32 @@ fn as_bytes(words: &mut [u64]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
-fn staged_bytes(of: &TensorFrame) -> u64 {
-    of.channels * of.rows * of.columns * of.dtype.bytes()
+/// Bytes from a tensor's first element to its last.
+fn span(of: &TensorFrame) -> u64 {
+    let axes = [(of.channels, of.by_channel), (of.rows, of.by_row), (of.columns, of.by_column)];
+    let last: u64 = axes.iter().map(|(count, step)| (count - 1) * step.unsigned_abs()).sum();
+    (last + 1) * of.dtype.bytes()
+}
+
+/// A tensor that is staged, or the host's own.
+fn read_tensor(block: &SharedBytes, of: &TensorFrame) -> Vec<u8> {
+    match of.at {
+        TensorPlace::Staged(at) => read(block, at, span(of)),
+        TensorPlace::Address(at) => {
+            let mut bytes = vec![0; span(of) as usize];
+            // SAFETY: the tests' tensors have strides upwards and outlive their calls.
+            unsafe { (at as *const u8).copy_to(bytes.as_mut_ptr(), bytes.len()) };
+            bytes
+        }
+    }
+}
+
+fn write_tensor(block: &SharedBytes, of: &TensorFrame, bytes: &[u8]) {
+    match of.at {
+        TensorPlace::Staged(at) => block.write(at, bytes),
+        // SAFETY: as above.
+        TensorPlace::Address(at) => unsafe { (at as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) },
+    }
 }
 
 /// Maps that outlive their call.
@@ -393,8 +417,8 @@ impl OwnedLoad {
         OwnedLoad { within: op.within_packed(), map, channels: op.channels.map(OwnedMaps::new), patch, shape, into }
     }
 
-    pub fn run(self, cpu: &Cpu, block: &SharedBytes, at: u64, from: &TensorFrame) -> NonFinite {
-        let mut words = aligned(&read(block, at, staged_bytes(from)));
+    pub fn run(self, cpu: &Cpu, block: &SharedBytes, from: &TensorFrame) -> NonFinite {
+        let mut words = aligned(&read_tensor(block, from));
         let tensor = view(from, as_bytes(&mut words));
         let bytes = HostSizes.data_bytes(self.shape);
         let mut memory = memory(cpu, bytes.next_multiple_of(ALIGN));
@@ -446,11 +470,11 @@ impl OwnedStore {
         OwnedStore { from, shape, channel, divide, clamp, sample, map, channels, patch, clip, clip_frame }
     }
 
-    pub fn run(self, cpu: &Cpu, block: &SharedBytes, at: u64, into: &TensorFrame) -> NonFinite {
+    pub fn run(self, cpu: &Cpu, block: &SharedBytes, into: &TensorFrame) -> NonFinite {
         let bytes = HostSizes.data_bytes(self.shape);
         let mut memory = memory(cpu, bytes.next_multiple_of(ALIGN));
         put(&mut memory, DeviceOffset(0), &read(block, self.from.0, bytes));
-        let mut words = aligned(&vec![0; staged_bytes(into) as usize]);
+        let mut words = aligned(&read_tensor(block, into));
         let tensor = view(into, as_bytes(&mut words));
         let op = StoreTensor {
             from: DeviceOffset(0),
@@ -469,7 +493,7 @@ impl OwnedStore {
             clip_frame: self.clip_frame,
         };
         cpu.store(&mut memory, &op, &Buffers::default()).expect("the CPU stores every tensor");
-        block.write(at, &as_bytes(&mut words)[..staged_bytes(into) as usize]);
+        write_tensor(block, into, &as_bytes(&mut words)[..span(into) as usize]);
         cpu.take_nonfinite(&mut memory)
     }
 }

@@ -20,7 +20,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::gpu::{
     ConvBand, ConvLaunch, CopyDirection, GpuApi, GpuBackend, GpuMemory, HostCopy, JobMemory, LaunchConv, LaunchCopies,
     LaunchLevels, LaunchLimit, LaunchNorm, LaunchPixels, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
-    RowCopy, RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows, conv_whole,
+    RowCopy, RowPitches, RowSizes, TensorFrame, U8Copy, U8Rows, conv_whole,
 };
 use crate::backend::tests::RawMemory;
 use crate::backend::{DeviceFacts, HostStream, NonFinite, Precision, Residency, WeightStorage};
@@ -144,6 +144,8 @@ pub struct HostGpu {
     main: HostQueue,
     cpu: Arc<Cpu>,
     precision: Precision,
+    /// Whether calls cannot end well any more.
+    pub is_lost: AtomicBool,
 }
 
 impl HostGpu {
@@ -151,7 +153,8 @@ impl HostGpu {
     pub fn new(seed: u64, dropped: Option<WaitSite>) -> Result<HostGpu> {
         let clock = Arc::new(Mutex::new(Clock::new(seed, dropped)));
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
-        Ok(HostGpu { main: HostQueue::new(&clock), clock, cpu: Arc::new(cpu), precision: Precision::Fp32 })
+        let (main, is_lost) = (HostQueue::new(&clock), AtomicBool::new(false));
+        Ok(HostGpu { main, clock, cpu: Arc::new(cpu), precision: Precision::Fp32, is_lost })
     }
 
     /// Rounds what layers give to a precision, so that values overflow as on a GPU that computes in it. Frames keep the
@@ -236,8 +239,9 @@ impl GpuMemory for HostGpu {
         Err(Error::State("trace: this device notes no times".into()))
     }
 
+    /// Its work is done already.
     fn check_stream(&self, _: HostStream) -> Result<()> {
-        Err(Error::State("cuda_stream: this device has none".into()))
+        Ok(())
     }
 }
 
@@ -257,6 +261,13 @@ impl GpuApi for HostGpu {
 
     fn main_queue(&self) -> &HostQueue {
         &self.main
+    }
+
+    fn flush(&self) -> Result<()> {
+        match self.is_lost.load(Ordering::Relaxed) {
+            true => Err(Error::Device("the device is lost".into())),
+            false => Ok(()),
+        }
     }
 
     fn record_span(&self, _: &NoSpans, _: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -400,8 +411,8 @@ impl LaunchCopies for HostGpu {
 
 impl LaunchPixels for HostGpu {
     fn load(&self, block: &SharedBytes, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
-        let (from, at, flags, op) = (*from, staged(from)?, Arc::clone(&flags.0), kernels::OwnedLoad::new(op));
-        self.launch(None, block, move |cpu, block| HostFlags::set(&flags, op.run(cpu, block, at, &from)));
+        let (from, flags, op) = (*from, Arc::clone(&flags.0), kernels::OwnedLoad::new(op));
+        self.launch(None, block, move |cpu, block| HostFlags::set(&flags, op.run(cpu, block, &from)));
         Ok(())
     }
 
@@ -413,8 +424,8 @@ impl LaunchPixels for HostGpu {
         _: u64,
         flags: &HostFlags,
     ) -> Result<()> {
-        let (into, at, flags, op) = (*into, staged(into)?, Arc::clone(&flags.0), kernels::OwnedStore::new(op));
-        self.launch(None, block, move |cpu, block| HostFlags::set(&flags, op.run(cpu, block, at, &into)));
+        let (into, flags, op) = (*into, Arc::clone(&flags.0), kernels::OwnedStore::new(op));
+        self.launch(None, block, move |cpu, block| HostFlags::set(&flags, op.run(cpu, block, &into)));
         Ok(())
     }
 
@@ -422,13 +433,6 @@ impl LaunchPixels for HostGpu {
         let op = kernels::OwnedBlend::new(op);
         self.launch(None, block, move |cpu, block| op.run(cpu, block));
         Ok(())
-    }
-}
-
-fn staged(frame: &TensorFrame) -> Result<u64> {
-    match frame.at {
-        TensorPlace::Staged(offset) => Ok(offset),
-        TensorPlace::Address(_) => Err(Error::Internal("this device has no tensors of the host's".into())),
     }
 }
 

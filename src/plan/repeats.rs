@@ -3,8 +3,19 @@
 //! Owns the order of work items, and how many are like the one that is rehearsed. Those take and drop the same slots,
 //! so [groups](crate::plan::arena::Arena::begin_group) count them exactly.
 
-use crate::plan::spec::{ItemOrder, ScheduleSpec};
-use crate::plan::tiles::first_inner_last;
+use super::spec::{ItemOrder, ScheduleSpec};
+use super::tiles::first_inner_last;
+
+/// What a schedule is for, and which work items it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Every work item.
+    Run,
+    /// Of work items that are alike, one.
+    Picture,
+    /// The same. Nobody runs the operations, so frames of several terms have none.
+    Rehearsal,
+}
 
 /// A work item of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,33 +34,26 @@ pub struct ItemPlace {
     pub ends: [Option<u64>; 3],
 }
 
-/// Every work item, for a run.
-pub fn all_items(spec: &ScheduleSpec) -> Vec<ItemPlace> {
-    let (tiles, items) = (spec.tiles(), spec.tiles() * spec.batch as usize);
-    let place = |item: usize| {
-        let clip = item / tiles;
-        ItemPlace { item, batch: clip as u64, clip, items: 1, clips: 1, begins: 0, ends: [None; 3] }
-    };
-    (0..items).map(place).collect()
-}
-
-/// One work item of each kind. The first tile of a clip takes the frames that tiles are blended into and the last one
-/// finishes them; the last row and column may be narrower; the last clip of a stream completes the output.
-pub fn distinct_items(spec: &ScheduleSpec, is_stream: bool) -> Vec<ItemPlace> {
+/// Every work item, or one of each kind. The first tile of a clip takes the frames that tiles are blended into and the
+/// last one finishes them; the last row and column may be narrower; the last clip of a stream completes the output.
+pub fn work_items(of: Purpose, spec: &ScheduleSpec) -> Vec<ItemPlace> {
+    let is_run = of == Purpose::Run;
     let (rows, columns) = match spec.grid.as_deref() {
         None => (1, 1),
         Some(grid) if grid.is_uniform() => (1, grid.tiles()),
         Some(grid) => grid.sides(),
     };
+    let each = |count: usize| -> Vec<(usize, usize)> { (0..count).map(|i| (i, 1)).collect() };
+    let kinds = |count: usize| if is_run { each(count) } else { first_inner_last(count) };
     let clips = match spec.batch as usize {
-        1 => vec![(0, 1)],
-        clips if !is_stream && spec.order == ItemOrder::SliceBySlice => vec![(0, clips)],
+        clips if is_run || clips == 1 => each(clips),
+        clips if spec.end.is_some() && spec.order == ItemOrder::SliceBySlice => vec![(0, clips)],
         clips => vec![(0, clips - 1), (clips - 1, 1)],
     };
     let mut places = Vec::new();
     for (clip, (batch, like_clip)) in clips.into_iter().enumerate() {
-        for (row, like_row) in first_inner_last(rows) {
-            for (column, like_column) in first_inner_last(columns) {
+        for (row, like_row) in kinds(rows) {
+            for (column, like_column) in kinds(columns) {
                 let [first_column, last_column] = [column == 0, column + 1 == columns];
                 let [first_tile, last_tile] = [first_column && row == 0, last_column && row + 1 == rows];
                 places.push(ItemPlace {

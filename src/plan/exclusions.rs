@@ -61,8 +61,7 @@ pub const EXCLUSIONS: [Exclusion; 9] = [
         these: ["rematerialised hidden frames", "fewer materialised ones than a cache has"],
         why: "they would read the first layer's cache, which it has already overwritten",
         are_made: |of| {
-            let materialised = of.chunk - of.own.rematerialised;
-            !of.is_head && of.own.rematerialised > 0 && materialised < MIN_MATERIALISED_HIDDEN
+            !of.is_head && of.own.rematerialised > 0 && of.chunk < of.own.rematerialised + MIN_MATERIALISED_HIDDEN
         },
     },
     Exclusion {

@@ -5,6 +5,7 @@
 mod around;
 mod emit;
 mod emit_banded;
+mod item_facts;
 mod layer_cache;
 mod sink;
 #[cfg(test)]
@@ -49,8 +50,6 @@ pub struct Schedule {
     canvas_bytes: u64,
     to: Sink,
     items: Vec<WorkItem>,
-    /// Of each work item.
-    places: Vec<ItemPlace>,
     current: usize,
     /// Whether the current work item's turn has begun.
     in_turn: bool,
@@ -64,7 +63,6 @@ pub struct Schedule {
 
 impl Schedule {
     pub fn new(purpose: Purpose, spec: ScheduleSpec, arenas: Arenas, target: &Target) -> Schedule {
-        let places = work_items(purpose, &spec);
         let largest = spec.largest_tile();
         let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut shared_sizes = |input: FrameShape| {
@@ -76,19 +74,18 @@ impl Schedule {
                 Arc::clone(&known[known.len() - 1])
             })
         };
-        let items = places.iter().map(|place| {
+        let items = work_items(purpose, &spec).into_iter().map(|place| {
             let sizes = shared_sizes(spec.input_region(spec.tile_of(place.item)).shape);
             WorkItem::new(&spec, sizes, place, purpose)
         });
-        let items = items.collect();
-        let (clips, end) = (places.last().map_or(0, |last| last.clip + 1), spec.end);
+        let items: Vec<WorkItem> = items.collect();
+        let (clips, end) = (items.last().map_or(0, |last| last.place.clip + 1), spec.end);
         let mut schedule = Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..clips).map(|_| VecDeque::new()).collect(),
             spec,
             to: Sink { arenas, ops: VecDeque::new() },
             items,
-            places,
             current: 0,
             in_turn: false,
             pushed: end.is_none(),
@@ -119,10 +116,10 @@ impl Schedule {
 
     /// Loads the next frame of every clip of the batch.
     pub fn load(&mut self) {
-        for (item, place) in self.items.iter_mut().zip(&self.places) {
+        for item in &mut self.items {
             self.to.arenas.each(Arena::begin_group);
             item.load(&mut self.to);
-            self.to.arenas.each(|arena| arena.end_group(place.items - 1));
+            self.to.arenas.each(|arena| arena.end_group(item.place.items - 1));
         }
     }
 
@@ -159,13 +156,13 @@ impl Schedule {
 
     fn begin_turn(&mut self) {
         if !std::mem::replace(&mut self.in_turn, true) {
-            (0..self.places[self.current].begins).for_each(|_| self.to.arenas.each(Arena::begin_group));
+            (0..self.items[self.current].place.begins).for_each(|_| self.to.arenas.each(Arena::begin_group));
         }
     }
 
     fn end_turn(&mut self) {
         if std::mem::replace(&mut self.in_turn, false) {
-            let ends = self.places[self.current].ends;
+            let ends = self.items[self.current].place.ends;
             ends.into_iter().flatten().for_each(|times| self.to.arenas.each(|arena| arena.end_group(times)));
         }
     }
@@ -217,7 +214,7 @@ impl Schedule {
 
     /// Blends or stores the frames that a work item has finished.
     fn hand_over(&mut self) {
-        let place = self.places[self.current];
+        let place = self.items[self.current].place;
         for (frame, slot) in std::mem::take(&mut self.finished) {
             match self.spec.grid {
                 Some(_) => self.blend(place, frame, slot),
@@ -227,17 +224,16 @@ impl Schedule {
     }
 
     fn blend(&mut self, place: ItemPlace, frame: u64, from: Slot) {
-        let (item, batch) = (place.item, place.batch);
         let (arena, bytes) = (&mut self.to.arenas.device, self.canvas_bytes);
         let canvas = || Canvas { slot: arena.take(bytes, SlotKind::Pooled), tiles: 0 };
-        let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
+        let canvas = self.canvases.entry((place.batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
-        self.to.ops.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));
+        self.to.ops.push_back(Op::Blend(BlendOp { item: place.item, from, into, clear: canvas.tiles == 0 }));
         canvas.tiles += 1;
         let complete = canvas.tiles == self.items.len() / self.outbox.len();
         self.to.arenas.device.drop(from);
         if complete {
-            self.canvases.remove(&(batch, frame));
+            self.canvases.remove(&(place.batch, frame));
             self.finish(place, frame, into);
         }
     }
@@ -255,7 +251,7 @@ impl Schedule {
         while self.outbox.iter().all(|stores| !stores.is_empty()) {
             for (clip, stores) in self.outbox.iter_mut().enumerate() {
                 let store = stores.pop_front().expect("checked above");
-                self.to.arenas.device.drop_with(store.from, self.places[clip * tiles].clips - 1);
+                self.to.arenas.device.drop_with(store.from, self.items[clip * tiles].place.clips - 1);
                 self.to.ops.push_back(Op::Store(store));
             }
         }

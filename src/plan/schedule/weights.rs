@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::emit::{Chunk, ItemFacts};
+use super::item_facts::{Chunk, ItemFacts};
 use super::sink::Sink;
 use crate::ir::{FetchOp, FetchedWeights, LayerId, Op};
 use crate::plan::arena::{SlotKind, Slots};

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs};
+use super::emit::{Emitter, Inputs, Kept, LayerOutputs};
+use super::item_facts::{Chunk, ItemFacts};
 use super::layer_cache::{FrameQueue, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
@@ -19,8 +20,7 @@ use crate::plan::spec::ScheduleSpec;
 #[derive(Debug, Clone)]
 pub struct WorkItem {
     emitter: Emitter,
-    item: usize,
-    batch: u64,
+    pub place: ItemPlace,
     /// Of each stage, the next frame to compute.
     computed: Vec<u64>,
     /// The next input frame to load, and where the current slice ends.
@@ -62,13 +62,12 @@ pub fn is_periodic(spec: &ScheduleSpec) -> bool {
 }
 
 impl WorkItem {
-    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, place: &ItemPlace, purpose: Purpose) -> WorkItem {
+    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, place: ItemPlace, purpose: Purpose) -> WorkItem {
         let (network, cone) = (&spec.network, &spec.cone);
         let facts = ItemFacts { spec: spec.clone(), sizes, purpose, is_periodic: is_periodic(spec) };
         WorkItem {
             emitter: Emitter::new(facts),
-            item: place.item,
-            batch: place.batch,
+            place,
             computed: network.stages.iter().map(|stage| cone.first(stage.head())).collect(),
             loaded: cone.first_input,
             slice_end: spec.first_slice_end(),
@@ -178,7 +177,7 @@ impl WorkItem {
         let arena = &mut to.arenas.device;
         // A stream's host pushes frames at any time.
         let into = arena.take(self.emitter.facts.sizes.input_bytes, SlotKind::Pooled);
-        to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
+        to.ops.push_back(Op::Load(LoadOp { item: self.place.item, batch: self.place.batch, frame: self.loaded, into }));
         let head = self.head_of(0);
         self.emitter.caches[head].inputs.frames.push_back(into);
         self.loaded += 1;
@@ -351,13 +350,12 @@ impl WorkItem {
         let from = layer_of(own.input);
         if !values.of[from].is_empty() {
             let frames = facts.spec.cone.outputs(layer, &chunk.frames);
-            let made = frames.clone();
             let added = own.addend.map(|source| values.last_frames(source, frames.clone().count()));
             let outputs = LayerOutputs {
                 added: added.as_deref(),
                 rematerialised: self.emitter.hidden(layer, chunk),
                 rematerialise: self.rematerialise(layer, chunk, values),
-                ..LayerOutputs::plain(layer, chunk, frames, values.kept[layer])
+                ..LayerOutputs::plain(layer, chunk, frames.clone(), values.kept[layer])
             };
             let consumed = network.consumes_input(layer);
             let input = values.take(from);
@@ -370,7 +368,7 @@ impl WorkItem {
                     values.of[from] = input;
                 }
             }
-            self.emitter.hand_around(layer, made, &values.of[layer], to);
+            self.emitter.hand_around(layer, frames, &values.of[layer], to);
         }
         for from in own.sources().filter(|from| network.is_last_reader(*from, layer)) {
             drop_frames(values.take(from), &mut to.arenas);

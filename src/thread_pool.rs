@@ -336,6 +336,24 @@ pub fn for_each<T: Send, S>(
     });
 }
 
+/// The same for work that may fail. After a failure no more items begin.
+pub fn try_for_each<T: Send, S>(
+    threads: usize,
+    items: Vec<T>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) -> Result<()> + Sync,
+) -> Result<()> {
+    let failure = Mutex::new(None);
+    for_each(threads, items, state, |state, item| {
+        if failure.lock().is_none()
+            && let Err(why) = work(state, item)
+        {
+            failure.lock().get_or_insert(why);
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
 /// Runs `work` on each item at the same time, each on a thread of its own, and `meanwhile` on the calling one. Fails
 /// where a thread did not start.
 pub fn at_once<T: Send, R: Send>(

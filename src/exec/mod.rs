@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
+use crate::backend::{self, Backend, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction, Model, Network};
@@ -183,8 +183,6 @@ pub trait Session: Send {
 /// A session on one device.
 trait DeviceSession: Session {
     fn place(&self) -> TensorDevice;
-    /// What its bits depend on, beside the input.
-    fn arithmetic(&self) -> String;
     /// What its plans depend on, beside the job.
     fn plan_kind(&self) -> PlanKind;
     /// Whether `precision=auto` has become bf16.
@@ -198,6 +196,7 @@ trait DeviceSession: Session {
 /// Sessions of one kind have the same plan for a job.
 #[derive(Debug, PartialEq)]
 struct PlanKind {
+    /// What its bits depend on, beside the input.
     arithmetic: String,
     profile: DeviceProfile,
     settings: Settings,
@@ -302,48 +301,41 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
     Ok(places)
 }
 
+/// A session on one device, whose backend `make` makes.
+fn session_of<B: Backend + 'static>(
+    place: TensorDevice,
+    opening: &Opening,
+    make: impl Fn(&Settings) -> Result<B> + Send + 'static,
+) -> Result<Box<dyn DeviceSession>> {
+    Ok(Box::new(session::Engine::open(place, opening, Box::new(make))?))
+}
+
 fn open_one(place: TensorDevice, opening: &Opening) -> Result<Box<dyn DeviceSession>> {
+    let allocators = opening.allocators.clone();
     match place {
-        #[cfg(not(feature = "cuda"))]
-        TensorDevice::Cuda(index) => {
-            Err(Error::Device(format!("device: there is no cuda:{index}; this library was built without CUDA")))
-        }
         #[cfg(feature = "cuda")]
         TensorDevice::Cuda(index) => {
             let named = |why: Error| Error::Device(format!("device: {place} cannot be used: {why}"));
             backend::cuda::ready().map_err(named)?;
-            let blocks = opening.allocators.device;
-            let make = Box::new(move |settings: &Settings| {
-                backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
-            });
-            Ok(Box::new(session::Engine::open(place, opening, make)?))
-        }
-        #[cfg(not(feature = "vulkan"))]
-        TensorDevice::Vulkan(index) => {
-            Err(Error::Device(format!("device: there is no vulkan:{index}; this library was built without Vulkan")))
+            session_of(place, opening, move |settings| {
+                backend::cuda::Cuda::new(index, settings.on_gpu(), allocators.device)
+            })
         }
         #[cfg(feature = "vulkan")]
-        TensorDevice::Vulkan(index) => {
-            let blocks = opening.allocators.device;
-            let make = Box::new(move |settings: &Settings| {
-                let precision = settings.precision.unwrap_or(backend::Precision::Fp16);
-                backend::vulkan::Vulkan::new(index, precision, blocks)
-                    .map_err(|why| why.map_device(|text| format!("device: {place} cannot be used: {text}")))
-            });
-            Ok(Box::new(session::Engine::open(place, opening, make)?))
-        }
-        TensorDevice::Cpu => {
-            let blocks = opening.allocators.host;
-            let make = Box::new(move |settings: &Settings| {
-                Cpu::new(CpuOptions {
-                    threads: settings.threads.map(|n| n as usize),
-                    instructions: settings.instructions,
-                    precision: settings.precision,
-                    allocator: blocks,
-                })
-            });
-            Ok(Box::new(session::Engine::open(place, opening, make)?))
-        }
+        TensorDevice::Vulkan(index) => session_of(place, opening, move |settings| {
+            backend::vulkan::Vulkan::new(index, settings.on_gpu(), allocators.device)
+                .map_err(|why| why.map_device(|text| format!("device: {place} cannot be used: {text}")))
+        }),
+        TensorDevice::Cpu => session_of(place, opening, move |settings| {
+            Cpu::new(CpuOptions {
+                threads: settings.threads.map(|n| n as usize),
+                instructions: settings.instructions,
+                precision: settings.precision,
+                allocator: allocators.host,
+            })
+        }),
+        #[cfg(not(all(feature = "cuda", feature = "vulkan")))]
+        _ => Err(Error::Device(format!("device: there is no {place}; this library was built without support for it"))),
     }
 }
 

@@ -9,7 +9,7 @@ use super::ledger::Ledger;
 use super::search::Job;
 use super::settings::HOST_MARGIN;
 use super::{Call, Control, FrameStream, JobShape, Opening, Session, Settings, Timelines, Trim, check};
-use crate::backend::{AbsentDevice, DeviceFacts, Precision, host_memory};
+use crate::backend::{AbsentDevice, DeviceFacts, host_memory};
 use crate::error::{Error, Result};
 use crate::ir::TensorDevice;
 use crate::model::Model;
@@ -51,7 +51,7 @@ impl OpenModel {
         check::limits(&settings, self.devices.len())?;
         self.absent = match settings.device_like {
             Some(key) => {
-                let device = AbsentDevice::new(key, settings.precision.unwrap_or(Precision::Fp16))?;
+                let device = AbsentDevice::new(key, settings.on_gpu())?;
                 Some(DeviceModel::new(Arc::new(device), &self.file, settings.clone())?)
             }
             None => {
@@ -113,8 +113,7 @@ impl DeviceModel<AbsentDevice> {
         let plan = self.plan(&Job::new(self.network(job.direction), job)?, limits, 0, &target)?;
         let report = PlanReport { arithmetic: self.arithmetic(), absent: Some(self.device.name), ..plan.report() };
         if let Some(timelines) = timelines {
-            timelines.push(report::timeline(&plan, &report, self.device.key, limits, &target));
-            target.check_cancel()?;
+            timelines.push(report::timeline(&plan, &report, self.device.key, limits, &target)?);
         }
         Ok(report)
     }

@@ -84,7 +84,7 @@ impl<B: Backend> Engine<B> {
 
     fn report(&self, plan: &Plan) -> PlanReport {
         let why = if self.has_left_fp16() { ", because values overflow in fp16" } else { "" };
-        PlanReport { arithmetic: format!("{}{why}", self.arithmetic()), ..plan.report() }
+        PlanReport { arithmetic: format!("{}{why}", self.on.arithmetic()), ..plan.report() }
     }
 
     /// Computes as these settings ask for, by what is known of fp16. A failure changes nothing.
@@ -237,14 +237,10 @@ impl<B: Backend> DeviceSession for Engine<B> {
         self.place
     }
 
-    fn arithmetic(&self) -> String {
-        self.on.arithmetic()
-    }
-
     fn plan_kind(&self) -> PlanKind {
         let PlanLimits { device, host } = self.limits();
         PlanKind {
-            arithmetic: self.arithmetic(),
+            arithmetic: self.on.arithmetic(),
             profile: self.on.device.profile(),
             settings: self.on.settings.clone(),
             tuned: self.on.settings.autotune.then_some(self.place),
@@ -281,8 +277,7 @@ impl<B: Backend> Session for Engine<B> {
         let report = self.report(&plan);
         if let Some(timelines) = timelines {
             let target = self.target(cancel)?;
-            timelines.push(report::timeline(&plan, &report, &self.place.to_string(), limits, &target));
-            target.check_cancel()?;
+            timelines.push(report::timeline(&plan, &report, &self.place.to_string(), limits, &target)?);
         }
         Ok(report)
     }

@@ -117,6 +117,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The precision to begin with on a GPU.
+    pub fn on_gpu(&self) -> Precision {
+        self.precision.unwrap_or(Precision::Fp16)
+    }
+
     /// What one device's job may take, of `free` bytes.
     pub fn device_bytes(&self, free: u64) -> u64 {
         self.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))

@@ -189,22 +189,14 @@ impl<B: Backend> Loading<'_, B> {
         }
         // Those of upsamplers take longest. If they came last, most cores would wait for a few.
         parts.sort_by_key(|(id, _)| network.layers[*id].layout.window != Window::Up);
-        let failure = Mutex::new(None);
         let write = |(fold_buffers, pack_buffers): &mut (FoldBuffers, B::PackBuffers),
                      (id, part): (LayerId, WeightPart)| {
-            if failure.lock().is_some() {
-                return;
-            }
             let mut source = BufferedWeights { weights: &sources[id], buffers: fold_buffers };
-            let written = check_cancel(self.cancel)
-                .and_then(|()| reserve::check())
-                .and_then(|()| backend.write_part(&convs[id], &part, &mut source, pack_buffers));
-            if let Err(why) = written {
-                failure.lock().get_or_insert(why);
-            }
+            check_cancel(self.cancel)?;
+            reserve::check()?;
+            backend.write_part(&convs[id], &part, &mut source, pack_buffers)
         };
         let threads = in_flight.min(thread_pool::threads_for(usize::MAX));
-        thread_pool::for_each(threads, parts, Default::default, write);
-        failure.into_inner().map_or(Ok(()), Err)
+        thread_pool::try_for_each(threads, parts, Default::default, write)
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::numbers::PlanReport;
 use super::operations::{op_frames, op_name};
+use crate::error::Result;
 use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
 use crate::plan::{Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Slot, Slots, Target, WeightArrivals};
@@ -126,7 +127,7 @@ impl Region {
 }
 
 /// The first steps of a plan, as `vvae_plan_timeline` documents them.
-pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimits, target: &Target) -> Value {
+pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimits, target: &Target) -> Result<Value> {
     let network = &plan.spec.network;
     let mut schedule = plan.shown_schedule(target);
     let mut recorder = Recorder::new(network, target);
@@ -140,8 +141,9 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
     let regions = regions(plan);
     let rectangles = recorder.finish(schedule.arenas().clone(), complete, &regions);
     let is_fixed = |region: &&Region| region.content != Content::Activations && region.bytes > 0;
+    target.check_cancel()?;
     let shown = recorder.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds);
-    json!({
+    Ok(json!({
         "node": network.direction.name(), "input": report.input.dims(), "output": report.output.dims(),
         "exact": report.exact, "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
         "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
@@ -150,7 +152,7 @@ pub fn timeline(plan: &Plan, report: &PlanReport, device: &str, limits: PlanLimi
         "steps": recorder.steps.iter().map(Step::json).collect::<Vec<_>>(),
         "slots": rectangles.iter().map(Rectangle::json).collect::<Vec<_>>(),
         "fixed": regions.iter().filter(is_fixed).map(Region::json).collect::<Vec<_>>(),
-    })
+    }))
 }
 
 /// The parts of both memories, as if blocks lay side by side.

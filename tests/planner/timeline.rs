@@ -139,7 +139,8 @@ mod pictures {
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
         let timeline =
-            timeline(&plan, &plan.report(), "NVIDIA H200", PlanLimits { device: limit, host: HOST_BYTES }, &target);
+            timeline(&plan, &plan.report(), "NVIDIA H200", PlanLimits { device: limit, host: HOST_BYTES }, &target)
+                .unwrap();
         check(&timeline);
         json!({ "devices": [timeline] })
     }

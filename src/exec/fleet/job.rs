@@ -98,10 +98,8 @@ impl FleetJob {
     /// Whether two parts have the same plan, but for the numbers of their frames.
     pub fn is_alike(&self, a: &Part, b: &Part) -> bool {
         let cone = |part: &Part| self.cone(&part.frames);
-        let length = |part: &Part| self.inputs(part).end - self.inputs(part).start;
-        a.clip_count() == b.clip_count()
+        self.shape(a).input == self.shape(b).input
             && self.range(a).is_none() == self.range(b).is_none()
-            && length(a) == length(b)
             && cone(a).is_shift_of(&cone(b), &self.network)
     }
 
@@ -115,8 +113,7 @@ impl FleetJob {
 
     /// The shape that the host passes in.
     pub fn input_shape(&self) -> Shape {
-        let inputs = self.inputs(&self.whole);
-        Shape { frames: inputs.end - inputs.start, ..self.clip }
+        self.shape(&self.whole).input
     }
 
     /// The input frames of a part.

@@ -128,7 +128,7 @@ impl Fleet {
         }
         self.leave_fp16_together()?;
         let able = self.members.iter().filter(|member| member.is_able());
-        let kinds: Vec<_> = able.map(|m| (m.session.place(), m.session.arithmetic())).collect();
+        let kinds: Vec<_> = able.map(|m| (m.session.place(), m.session.plan_kind().arithmetic)).collect();
         let Some((other, kind)) = kinds.iter().find(|(_, kind)| *kind != kinds[0].1) else { return Ok(false) };
         if self.settings.mixed_devices {
             return Ok(true);

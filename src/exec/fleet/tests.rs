@@ -40,9 +40,6 @@ impl DeviceSession for Failing {
     fn place(&self) -> TensorDevice {
         self.inner.place()
     }
-    fn arithmetic(&self) -> String {
-        self.inner.arithmetic()
-    }
     fn plan_kind(&self) -> PlanKind {
         self.inner.plan_kind()
     }
@@ -231,7 +228,7 @@ fn rounding_fleet(tensor: &str) -> RoundingFleet {
 }
 
 fn arithmetics(session: &FleetSession) -> Vec<String> {
-    session.fleet.lock().members.iter().map(|member| member.session.arithmetic()).collect()
+    session.fleet.lock().members.iter().map(|member| member.session.plan_kind().arithmetic).collect()
 }
 
 const DECODER: &str = "decoder.up_blocks.2.resnets.0.conv2.weight";

@@ -142,9 +142,7 @@ fn a_wait_for_weights_that_is_left_out_changes_bits() {
 /// A handle with `precision=auto` on a GPU that rounds as fp16 does, and as bf16 where it is told to.
 pub(in crate::exec) fn rounding(path: &Path) -> Engine<HostGpu> {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let make = Box::new(|settings: &Settings| {
-        HostGpu::new(1, None).map(|gpu| gpu.rounding(settings.precision.unwrap_or(Precision::Fp16)))
-    });
+    let make = Box::new(|settings: &Settings| HostGpu::new(1, None).map(|gpu| gpu.rounding(settings.on_gpu())));
     Engine::open(TensorDevice::Cuda(0), &opening(&checkpoint, node::defaults()), make).unwrap()
 }
 

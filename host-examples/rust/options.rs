@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use crate::tensor::Dtype;
-use crate::vae::Vae;
+use crate::vae::{TRACE, Vae};
 use crate::{Result, models};
 
 const WEIGHTS: &str = "VIDEO_VAE_WEIGHTS";
 const ANY_DEVICE: &str = "auto";
 /// The parameter for plans of a card that is not here.
 pub const DEVICE_LIKE: &str = "device_like";
-/// The parameter for the file of times.
-pub const TRACE: &str = "trace";
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]

@@ -11,9 +11,11 @@ use crate::Result;
 use crate::api::*;
 use crate::draft::{self, Draft};
 use crate::interrupt;
-use crate::options::TRACE;
 use crate::tensor::Frames;
 use crate::warnings::{Warnings, hear};
+
+/// The parameter for the file of times.
+pub const TRACE: &str = "trace";
 
 /// Whether the image is computed whole.
 pub fn is_untiled(plan: &vvae_plan_info) -> bool {

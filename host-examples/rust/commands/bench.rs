@@ -11,10 +11,11 @@ use video_vae::internals::model::families::FAMILIES;
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
 use crate::gpu::{Gpu, Memory};
 use crate::json::{Json, JsonOptions};
-use crate::options::{ModelOptions, TRACE};
+use crate::options::ModelOptions;
 use crate::random_weights::{self, Random};
 use crate::say::{self, say};
 use crate::tensor::{Dtype, FrameKind, Frames};
+use crate::vae::TRACE;
 use crate::{Result, checkpoint, cublas, units};
 
 const EXAMPLES: &str = "Examples:

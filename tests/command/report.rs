@@ -104,19 +104,17 @@ struct Browser {
 impl Browser {
     /// `None` if it is not installed.
     fn start() -> Option<Browser> {
-        let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-        let Ok(mut driver) = driver else {
+        if Command::new("chromedriver").arg("--version").output().is_err() {
             assert!(std::env::var_os("CI").is_none(), "no chromedriver");
             println!("skipped: no chromedriver; apt-get install chromium chromium-driver");
             return None;
-        };
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines
-            .by_ref()
-            .find_map(|line| line.ok()?.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
+        }
+        // The driver takes a free port of IPv4. It ends if another program has that port in IPv6.
+        let mut all_said = Vec::new();
+        let started = (0..5).find_map(|_| Browser::start_driver(&mut all_said));
+        let (driver, port, said) = started.unwrap_or_else(|| panic!("chromedriver names no port: {all_said:#?}"));
         let profile = Folder::new("chromium");
-        let port = port.expect("chromedriver names its port");
-        let mut browser = Browser { driver, port, session: String::new(), profile, _said: lines };
+        let mut browser = Browser { driver, port, session: String::new(), profile, _said: said };
         let switches = ["headless=new", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"];
         let mut switches: Vec<String> = switches.iter().map(|switch| format!("--{switch}")).collect();
         switches.push(format!("--user-data-dir={}", browser.profile.0.display()));
@@ -126,6 +124,21 @@ impl Browser {
         let made = browser.ask("POST", "/session", &asked);
         browser.session = format!("/session/{}", made["sessionId"].as_str().unwrap());
         Some(browser)
+    }
+
+    /// The driver, its port, and what it says from then on; `None` if it ends before it names a port.
+    fn start_driver(all_said: &mut Vec<String>) -> Option<(Child, u16, Lines<BufReader<ChildStdout>>)> {
+        let mut driver = Command::new("chromedriver");
+        let mut driver = driver.arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+        for line in lines.by_ref().map_while(Result::ok) {
+            if let Some((_, port)) = line.split_once("successfully on port ") {
+                return Some((driver, port.trim_end_matches('.').parse().unwrap(), lines));
+            }
+            all_said.push(line);
+        }
+        driver.wait().unwrap();
+        None
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {

@@ -209,7 +209,7 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instr
     let weights =
         [crate::testing::prepare(cpu, (&(), 0), &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random))
             .unwrap()];
-    let op = conv_op(layout, input, &frames, true);
+    let op = conv_op(layout, input, &frames, layout.norm != Norm::Pixel);
     (0..ROUNDS).fold((f64::INFINITY, 0.0), |(time, rate), _| {
         let one = least(1, || run_op(cpu, &mut memory, op.clone(), &weights, scratch, &mut || false).unwrap());
         (one.min(time), peak(instructions).max(rate))

@@ -147,8 +147,8 @@ fn run<B: RawMemory>(backend: &B, case: &ConvCase) -> Vec<f32> {
         job.finish();
     }
     let weights = [prepare(backend, layout, 6)];
-    let has_partial_sums = sizes.partial_sums(layout, input, 2).is_some();
-    let fuses_norm = backend.profile().fuses_norm || has_partial_sums;
+    let has_partial_sums = layout.slabs > 1 && sizes.partial_sums(layout, input, 2).is_some();
+    let fuses_norm = backend.profile().fuses_norm || sizes.partial_sums(layout, input, 2).is_some();
     let inputs = if layout.prologue != Prologue::None && !fuses_norm {
         let frames = made.iter().copied().zip(normalised.iter().copied()).collect();
         job.run(normalise_op(layout, input, frames), &weights);
@@ -229,6 +229,27 @@ fn conv_matches_the_cpu() {
                 input: FrameShape::new(height, width, cin),
                 residual: false,
             });
+        }
+    }
+}
+
+/// Frames that see one input frame each, in more tiles than blocks compute at a time.
+#[test]
+fn images_to_pixels_match_the_cpu() {
+    let gpus = gpus();
+    if gpus.is_empty() {
+        return;
+    }
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    for (height, width) in [(1, 1), (37, 53), (300, 300)] {
+        for (cin, cout) in [(32, 3), (96, 4)] {
+            let groups = layout(cin, cout, Window::Same, Prologue::NormSilu);
+            for norm in [groups.norm, Norm::Pixel] {
+                let layout = ConvLayout { slabs: 1, norm, ..groups };
+                let case = ConvCase { layout, input: FrameShape::new(height, width, cin), residual: false };
+                let what = format!("{layout:?} {height}x{width}");
+                assert_close(&gpus, 2e-3, &what, &run(&cpu, &case), |cuda| run(cuda, &case));
+            }
         }
     }
 }

@@ -120,12 +120,16 @@ impl Launcher {
         if layout.pairs.is_some() || in_columns {
             variant(true)?.kernel.function()?;
         }
-        let kernel = match ConvKernel::of(layout)? {
-            ConvKernel::In => self.kernels.conv_in.clone(),
-            ConvKernel::Out => self.kernels.conv_out(layout.norm).clone(),
-            ConvKernel::Main => variant(in_columns)?.kernel,
+        let of = &self.kernels;
+        let kernels = match ConvKernel::of(layout)? {
+            // Which one it is depends on the frames of a launch, and on the next layer.
+            ConvKernel::In => {
+                [&of.conv_in, &of.conv_in_alone, &of.conv_in_norm, &of.conv_in_silu].map(Kernel::clone).into()
+            }
+            ConvKernel::Out => [of.conv_out(layout.norm), of.conv_out_alone(layout.norm)].map(Kernel::clone).into(),
+            ConvKernel::Main => vec![variant(in_columns)?.kernel],
         };
-        kernel.function().map(|_| ())
+        kernels.iter().try_for_each(|kernel| kernel.function().map(|_| ()))
     }
 
     fn launch_conv(

@@ -8,7 +8,7 @@ use super::params::{OutFrameParams, OutParams};
 use super::tiling::{
     self, CONV_OUT_ALONE_BLOCKS, CONV_OUT_ALONE_THREADS, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES,
 };
-use crate::backend::cuda::driver::DeviceBlock;
+use crate::backend::cuda::driver::{DeviceBlock, Kernel};
 use crate::backend::gpu::{AddressedBlock, RowSizes, WeightAddresses};
 use crate::error::{Error, Result};
 use crate::ir::{ConvOp, DeviceOffset, Offsets, Sizes, Term};
@@ -41,7 +41,6 @@ fn slabs_of(op: &ConvOp<Offsets>, at: usize, input: DeviceOffset, older: usize) 
 impl Launcher {
     pub fn launch_conv_out(&self, block: &DeviceBlock, weights: &WeightAddresses, op: &ConvOp<Offsets>) -> Result<()> {
         let (layout, input, frames) = (&op.layout, op.input, &op.frames);
-        let alone = op.partial_sums.is_none() && frames.iter().all(|frame| frame.terms.len() == 1);
         let ((inputs, older), output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
         if inputs.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", inputs.len())));
@@ -91,15 +90,20 @@ impl Launcher {
             };
         }
         let tiles = (tiles_x * input.height.div_ceil(rows)) as u32;
-        let (kernel, grid, threads) = if alone {
-            // Each block computes tiles of one frame in turn.
-            let blocks = (self.context.gpu.multiprocessors * CONV_OUT_ALONE_BLOCKS).div_ceil(frames.len() as u32);
-            let grid = [tiles.min(blocks), frames.len() as u32];
-            (self.kernels.conv_out_alone(layout.norm), grid, CONV_OUT_ALONE_THREADS)
-        } else {
-            (self.kernels.conv_out(layout.norm), [tiles, 1], CONV_OUT_THREADS)
-        };
+        let (kernel, grid, threads) = self.conv_out_kernel(op, tiles);
         // SAFETY: as in `conv_band`.
         unsafe { self.queue.launch(kernel, grid, threads, &params) }
+    }
+
+    /// The kernel of a launch, its grid for so many tiles of a frame, and its threads.
+    fn conv_out_kernel(&self, op: &ConvOp<Offsets>, tiles: u32) -> (&Kernel, [u32; 2], u32) {
+        let (frames, norm) = (op.frames.len() as u32, op.layout.norm);
+        let alone = op.partial_sums.is_none() && op.frames.iter().all(|frame| frame.terms.len() == 1);
+        if !alone {
+            return (self.kernels.conv_out(norm), [tiles, 1], CONV_OUT_THREADS);
+        }
+        // Each block computes tiles of one frame in turn.
+        let blocks = (self.context.gpu.multiprocessors * CONV_OUT_ALONE_BLOCKS).div_ceil(frames);
+        (self.kernels.conv_out_alone(norm), [tiles.min(blocks), frames], CONV_OUT_ALONE_THREADS)
     }
 }

@@ -26,16 +26,18 @@ pub struct WgmmaKernels {
 }
 
 impl WgmmaKernels {
-    fn of([conv, pair, columns]: [&Arc<Module>; 3]) -> WgmmaKernels {
+    fn of(bundles: &TwoByteBundles, module: impl Fn(Bundle) -> Arc<Module>) -> WgmmaKernels {
+        let [conv, pair, columns] =
+            [bundles.conv_wgmma, bundles.conv_wgmma_pair, bundles.conv_wgmma_columns].map(module);
         let kernel = |module: &Arc<Module>, name| module.kernel(name, tiling::CONV_WGMMA_SHARED);
         WgmmaKernels {
-            plain: kernel(conv, c"conv_wgmma"),
-            plain_96: kernel(conv, c"conv_wgmma_96"),
-            down: kernel(conv, c"conv_wgmma_down"),
-            pair: kernel(pair, c"conv_wgmma_pair"),
-            pair_96: kernel(pair, c"conv_wgmma_pair_96"),
-            pair_up: kernel(pair, c"conv_wgmma_pair_up"),
-            columns: kernel(columns, c"conv_wgmma_columns"),
+            plain: kernel(&conv, c"conv_wgmma"),
+            plain_96: kernel(&conv, c"conv_wgmma_96"),
+            down: kernel(&conv, c"conv_wgmma_down"),
+            pair: kernel(&pair, c"conv_wgmma_pair"),
+            pair_96: kernel(&pair, c"conv_wgmma_pair_96"),
+            pair_up: kernel(&pair, c"conv_wgmma_pair_up"),
+            columns: kernel(&columns, c"conv_wgmma_columns"),
         }
     }
 }
@@ -159,10 +161,7 @@ impl Kernels {
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let two_bytes = TwoByteBundles::of(precision);
         let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
-        let conv_wgmma = on_hopper.map(|of| {
-            let [conv, pair, columns] = [of.conv_wgmma, of.conv_wgmma_pair, of.conv_wgmma_columns].map(module);
-            WgmmaKernels::of([&conv, &pair, &columns])
-        });
+        let conv_wgmma = on_hopper.map(|bundles| WgmmaKernels::of(bundles, module));
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
         let mma_pair = |name, shared| mma_pair_module.as_ref().map(|module| module.kernel(name, shared));

@@ -52,7 +52,7 @@ impl Vulkan {
         let launcher = Launcher { sizes: VulkanSizes { precision }, context, queue, limit };
         let mut gpu = Vulkan { launcher, rates };
         if is_gpu {
-            gpu.rates = rates::measured_once(&gpu);
+            gpu.rates = rates::measured_once(&gpu)?;
         }
         Ok(gpu)
     }

@@ -16,7 +16,7 @@ use crate::ir::{
 /// Of the layers of large frames, which take most of the time.
 const CHANNELS: u64 = 128;
 const GROUPS: u64 = 32;
-/// Frames in 16 bits are 16 MiB, and so many are more than the caches of a GPU hold.
+/// Frames in 16 bits are 16 MiB, and so many are more than the caches of most GPUs hold.
 const SIDE: u64 = 256;
 const FRAMES: u64 = 4;
 /// An operation is repeated for so long at least, so that the call's own time does not matter.
@@ -24,17 +24,21 @@ const PROBE: Duration = Duration::from_millis(5);
 /// The fastest counts: others may use the device meanwhile.
 const TRIES: usize = 4;
 
-/// The rates of a device, measured once for all handles of the process. What cannot be measured stays as estimated.
-pub fn measured_once(gpu: &Vulkan) -> Rates {
+/// The rates of a device, measured once for all handles of the process. Where they cannot be measured now, as where
+/// others have the memory, they are those estimated, and the next handle tries again.
+pub fn measured_once(gpu: &Vulkan) -> Result<Rates> {
     static KNOWN: Mutex<Vec<([u8; 16], Precision, Rates)>> = Mutex::new(Vec::new());
     let (uuid, precision) = (gpu.context().device.physical.uuid, gpu.precision());
     let mut known = KNOWN.lock();
     if let Some((.., rates)) = known.iter().find(|(of, used, _)| (*of, *used) == (uuid, precision)) {
-        return *rates;
+        return Ok(*rates);
     }
-    let rates = measured(gpu, SIDE).unwrap_or(gpu.rates);
-    known.push((uuid, precision, rates));
-    rates
+    match measured(gpu, SIDE) {
+        Ok(rates) => known.push((uuid, precision, rates)),
+        Err(why) if gpu.context().device.is_lost() => return Err(why),
+        Err(_) => return Ok(gpu.rates),
+    }
+    Ok(known[known.len() - 1].2)
 }
 
 /// With frames of so many rows and columns.

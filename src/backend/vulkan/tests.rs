@@ -1,6 +1,7 @@
 //! Kernels against the CPU backend and against themselves, on the first Vulkan device. Without one there is nothing to
 //! test; VVAE_REQUIRE_VULKAN makes that a failure.
 
+use super::driver::{MatrixElement, Shader};
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::gpu::{HostBlock, JobMemory, RowSizes, limit_testing};
@@ -294,10 +295,19 @@ fn arithmetic_tells_kernels_of_matrices_apart() {
     for gpu in &gpus() {
         let (precision, arithmetic) = (gpu.precision(), gpu.arithmetic());
         println!("{}: {arithmetic}", precision.name());
-        assert_eq!(arithmetic.contains("with matrices of"), gpu.launcher.matrix().is_some(), "{arithmetic}");
         let matrices = &gpu.context().device.matrices;
-        assert_eq!(gpu.launcher.matrix(), matrices.shape(precision));
-        assert!(precision != Precision::Fp32 || gpu.launcher.matrix().is_none());
+        let element = match precision {
+            Precision::Fp16 => Some(MatrixElement::Fp16).filter(|fp16| matrices.of_element(*fp16).is_some()),
+            Precision::Bf16 => Some(MatrixElement::Bf16).filter(|bf16| matrices.of_element(*bf16).is_some()),
+            Precision::Fp32 => None,
+        };
+        assert_eq!(arithmetic.contains("with matrices of"), element.is_some(), "{arithmetic}");
+        let shader = gpu.launcher.conv_shader(&layout(64, 128, Window::Same, Prologue::NormSilu));
+        let used = match shader {
+            Shader::ConvMatrix(element, _) => Some(element),
+            _ => None,
+        };
+        assert_eq!(used, element, "{shader:?}");
     }
 }
 

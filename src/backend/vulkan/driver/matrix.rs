@@ -65,6 +65,13 @@ impl Matrices {
         unsafe { instance.raw.get_physical_device_properties2(device.handle, &mut all) };
         let shared_memory = all.properties.limits.max_compute_shared_memory_size;
         let subgroup = SUBGROUP.clamp(sizes.min_subgroup_size, sizes.max_subgroup_size);
+        let most_threads = subgroup.saturating_mul(sizes.max_compute_workgroup_subgroups);
+        if !sizes.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE)
+            || most_threads < THREADS.max(ATTENTION_THREADS)
+        {
+            // Kernels of matrices ask for a size of subgroups.
+            return Ok(Matrices::default());
+        }
         let unit = MatrixUnit { subgroup, shared_memory };
         let matrices = khr::cooperative_matrix::Instance::new(&instance.entry, &instance.raw);
         // SAFETY: as above, and the device has the extension.

@@ -19,6 +19,8 @@ pub use context::Context;
 pub use device::Role;
 pub use flags::HostFlags;
 pub use instance::Instance;
+#[cfg(test)]
+pub use matrix::MatrixElement;
 pub use matrix::MatrixShape;
 pub use pipeline::Shader;
 pub use queue::{Event, LaunchSize, VulkanQueue};

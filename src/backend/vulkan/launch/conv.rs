@@ -138,7 +138,7 @@ impl ConvCase<'_> {
 
 impl Launcher {
     /// By layout and device alone.
-    fn conv_shader(&self, layout: &ConvLayout) -> Shader {
+    pub fn conv_shader(&self, layout: &ConvLayout) -> Shader {
         let tile = tile_channels(layout);
         match self.matrix() {
             Some(shape) => Shader::ConvMatrix(shape.element, tile),

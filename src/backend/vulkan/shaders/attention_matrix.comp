@@ -20,8 +20,8 @@ const uint CHUNK = 64;       // channels of queries and keys at a time
 const uint VALUE_KEYS = 16;  // keys whose values are multiplied at a time
 // Scores may be so much above the reference. Weights are then e^8 = 2981 at most, which f16 has room for, and so are sums.
 const float LAG = 8.0;
-// Below every score: products of f16 sum up to 1e13 at most, those of bf16 to all that a float holds. A finite number, so
-// that no difference is undefined.
+// Below the scores of every model: products of f16 sum up to 1e13 at most; those of bf16 may sum to more than this, where
+// results then are wrong. A finite number, so that no difference is undefined.
 #if defined(VVAE_BF16)
 const float NEVER = -3e38;
 #else

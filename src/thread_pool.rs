@@ -361,10 +361,11 @@ pub fn at_once<T: Send, R: Send>(
     work: impl Fn(T) -> R + Sync,
     meanwhile: impl FnOnce(),
 ) -> Vec<Result<R>> {
-    if items.is_empty() {
-        // A scope allocates, and where it cannot, the standard library aborts.
+    if items.is_empty() || !reserve::has_room_for_a_thread() {
+        // A scope allocates, and where it cannot, the standard library aborts. `meanwhile` may wait for the items.
+        let refused = items.into_iter().map(|_| Err(reserve::exhausted())).collect();
         meanwhile();
-        return Vec::new();
+        return refused;
     }
     let work = &work;
     scope(|in_scope| {
@@ -373,12 +374,15 @@ pub fn at_once<T: Send, R: Send>(
                 float_mode::set_default();
                 work(item)
             };
+            if !reserve::has_room_for_a_thread() {
+                return Err(std::io::ErrorKind::OutOfMemory.into());
+            }
             Builder::new().spawn_scoped(in_scope, on_thread)
         };
         let started: Vec<_> = items.into_iter().map(start).collect();
         meanwhile();
         let join = |thread: std::io::Result<ScopedJoinHandle<'_, R>>| {
-            let thread = thread.map_err(|why| Error::Memory(format!("a thread for a device did not start: {why}")))?;
+            let thread = thread.map_err(|why| Error::Memory(format!("a thread did not start: {why}")))?;
             Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
         };
         started.into_iter().map(join).collect()

@@ -22,8 +22,8 @@ fn refuse<T>(why: String) -> Result<T> {
 /// Frames of a clip that is passed as a whole, at most.
 const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
-/// Checks the shape of an input on its own. The frames of a stream do not count.
-fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
+/// Checks the shape of an input on its own. The frames of a range or a stream do not count.
+fn input_shape(network: &Network, shape: Shape, extent: Extent) -> Result<()> {
     let (name, dims, geometry) = (ends(network.direction).0.name(), shape.dims(), &network.geometry);
     let (channels, fits, scale) = match network.direction {
         Direction::Encode => (geometry.pixel_channels, network.is_video(shape.channels), 1),
@@ -32,7 +32,7 @@ fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
             (channels, shape.channels == channels, geometry.packed_space())
         }
     };
-    let counts = |axis: &usize| !(stream && *axis == 2);
+    let counts = |axis: &usize| matches!(extent, Extent::Clip) || *axis != 2;
     if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] == 0) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
     }
@@ -52,13 +52,13 @@ fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
     }
     // All clips of a stream are under way at the same time.
     const MOST_STREAMED: u64 = 256;
-    if stream && shape.batch > MOST_STREAMED {
+    if matches!(extent, Extent::Stream { .. }) && shape.batch > MOST_STREAMED {
         return refuse(format!("{name}: B is {}; a stream takes {MOST_STREAMED} clips at a time at most", shape.batch));
     }
     Ok(())
 }
 
-/// More frames than any clip has, and few enough to be counted at every rate.
+/// The last frame that a stream may begin with. Frames behind it can be counted at every rate.
 const MOST_FRAMES: u64 = 1 << 40;
 
 /// Input frames of a clip that a range is of. A stream on several devices comes in ranges, and may begin with any of
@@ -90,13 +90,13 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
 
 /// Checks a job that is to be planned. Returns what its output depends on.
 pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
-    input_shape(network, job.input, matches!(job.extent, Extent::Stream { .. }))?;
+    input_shape(network, job.input, job.extent)?;
     match job.extent {
         Extent::Clip => Ok(Cone::new(network, FrameRange::WHOLE)),
         Extent::Range(asked) => range(network, asked),
-        Extent::Stream { first } if first > MOST_FRAMES => {
-            Err(Error::Argument(format!("first: {first} is more than the last frame of any clip, {MOST_FRAMES}")))
-        }
+        Extent::Stream { first } if first > MOST_FRAMES => Err(Error::Argument(format!(
+            "first: {first} is more than the last frame that a stream may begin with, {MOST_FRAMES}"
+        ))),
         Extent::Stream { first } => Ok(Cone::new(network, FrameRange { first, end: None })),
     }
 }
@@ -191,7 +191,7 @@ impl TensorCheck {
         let kind = ends(self.network.direction).0;
         place(kind.name(), view, &self.places)?;
         dtype(kind, kind.name(), view)?;
-        input_shape(&self.network, view.shape(), false)
+        input_shape(&self.network, view.shape(), Extent::Clip)
     }
 
     /// Checks outputs against the shape of what goes in. Unless the clip `is_whole`, any number of frames is fine.

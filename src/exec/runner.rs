@@ -43,9 +43,9 @@ pub struct HostTensors {
 /// A run that does not keep to its plan, with all that the plan was made from.
 fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range);
-    let (policy, tiles) = (&spec.policy, spec.grid.as_ref().map(|grid| grid.size));
-    let plan = format!("{policy:?}, {tiles:?}");
-    Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
+    let (end, order, tiles) = (spec.end, spec.order, spec.grid.as_ref().map(|grid| grid.size));
+    let job = format!("{node} of {batch} x {input:?}, {range:?}, {end:?}, {order:?}, {tiles:?}");
+    Error::Internal(format!("{why}; please report this: {job}, {:?}", spec.policy))
 }
 
 /// What values go through between a host's tensor and activations.

@@ -13,6 +13,7 @@ use super::check::TensorCheck;
 use super::device_model::DeviceModel;
 use super::ledger::{Held, Ledger, Sharing};
 use super::precision::AutoPrecision;
+use super::ready_job::ReadyJob;
 use super::runner::Watch;
 use super::search::Job;
 use super::settings::{OnNonFinite, Settings};
@@ -23,7 +24,7 @@ use super::{
     Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Opening, PlanKind, Session, Timelines, Trim,
     nonfinite,
 };
-use crate::backend::{Backend, NonFinite, Note};
+use crate::backend::{Backend, HostStream, NonFinite, Note};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, TensorDevice};
 use crate::model::Direction;
@@ -133,14 +134,11 @@ impl<B: Backend> Engine<B> {
         Ok(self.on.target(*tuned, cancel))
     }
 
-    /// `offloaded`: per layer, whether its weights stay in host memory.
+    /// Unless they are there. `offloaded`: per layer, whether its weights stay in host memory.
     fn load_weights(&mut self, direction: Direction, offloaded: &[bool], control: &Control) -> Result<()> {
-        let loaded = &mut self.weights[direction as usize];
-        match loaded {
-            Some(share) if share.key.offloaded == offloaded => return Ok(()),
-            _ => *loaded = None,
+        if self.weights[direction as usize].is_some() {
+            return Ok(());
         }
-        self.tell_idle();
         let key = WeightsKey {
             file: self.file.identity.clone(),
             place: self.place,
@@ -182,6 +180,14 @@ impl<B: Backend> Engine<B> {
         self.ledger.set_idle(self.idle().map(|held| held.device).sum());
     }
 
+    /// Ends an earlier call whose work may still run on the host's stream, unless the job's work may be left there too.
+    /// What that call met is not this job's.
+    fn end_earlier(&self, ready: &mut ReadyJob<B>, stream: Option<HostStream>, control: &Control) -> Result<()> {
+        let ended = if ready.left_on(stream).is_none() { ready.end(None) } else { Ok(()) };
+        let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
+        ended.and(nonfinite::report(earlier, OnNonFinite::Propagate, ready.network().direction, control))
+    }
+
     /// Runs a call. Returns the plan, and what it met as far as that is known: a call on a host's stream may still be
     /// running.
     fn run_once(&mut self, call: &Call, control: &mut Control) -> Result<(PlanReport, NonFinite)> {
@@ -195,14 +201,8 @@ impl<B: Backend> Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         let mut ready = self.make_ready(&job, plan, control)?;
         let stream = ready.stream_for(&call.into, Some(call.input));
-        if ready.left_on(stream).is_none() {
-            // Work of an earlier call may still run on the host's stream. What it meets is not this call's.
-            ready.end(None)?;
-        }
-        // An earlier call on the host's stream may have found them after it returned.
-        let earlier = self.on.device.take_nonfinite(&mut ready.workspace.memory);
-        nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
-        let result = ready.begin(stream).and_then(|()| ready.run_call(call, control));
+        let ended = self.end_earlier(&mut ready, stream, control);
+        let result = ended.and_then(|()| ready.begin(stream)).and_then(|()| ready.run_call(call, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = ready.finish(stream);
         if finished.is_ok() {
@@ -300,7 +300,9 @@ impl<B: Backend> Session for Engine<B> {
     fn open_stream(&mut self, job: &JobShape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let job = Job::new(self.on.network(job.direction), job)?;
         let plan = self.find_plan(&job, self.limits(), control.cancel)?;
-        Ok(Box::new(Streaming::new(self.make_ready(&job, plan, control)?, job.input)))
+        let mut ready = self.make_ready(&job, plan, control)?;
+        self.end_earlier(&mut ready, None, control)?;
+        Ok(Box::new(Streaming::new(ready, job.input)))
     }
 
     fn stream_closed(&mut self) {

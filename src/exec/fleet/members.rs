@@ -76,8 +76,8 @@ impl Fleet {
         TensorCheck { network: Arc::clone(self.network(direction)), places: self.places() }
     }
 
-    /// The fleet with these settings. The session and its streams ask with their own before they work, so what a
-    /// failure leaves behind is nobody's.
+    /// The fleet with these settings. The session and its streams ask with their own before they work, so settings that
+    /// a failure leaves half applied are replaced before any work.
     pub fn locked<'a>(fleet: &'a Mutex<Fleet>, settings: &Settings) -> Result<MutexGuard<'a, Fleet>> {
         let mut fleet = fleet.lock();
         fleet.apply(settings)?;

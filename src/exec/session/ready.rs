@@ -30,10 +30,9 @@ impl<B: Backend> Engine<B> {
     pub(super) fn limits(&self) -> PlanLimits {
         let (settings, idle) = (&self.on.settings, self.idle().map(|held| held.host).sum());
         let free = self.sharing.device_bytes(self.on.device.free_bytes(), &self.ledger);
-        let free_host = host_memory().available;
         PlanLimits {
             device: settings.device_bytes(free),
-            host: self.sharing.host_bytes(settings.host_memory_limit, free_host, &self.ledger, idle),
+            host: self.sharing.host_bytes(settings.host_memory_limit, host_memory().available, &self.ledger, idle),
         }
     }
 
@@ -118,11 +117,13 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Frees what the last call kept and this one cannot use: a workspace of another size, and the weights of the other
-    /// direction if both do not fit.
+    /// Frees what the last call kept and this one cannot use: a workspace of another size, weights of which others are
+    /// offloaded, and the weights of the other direction if both do not fit.
     fn make_room(&mut self, direction: Direction, plan: &Plan) {
         let limits = self.limits();
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
+        let own = &mut self.weights[direction as usize];
+        *own = own.take().filter(|share| share.key.offloaded == plan.offloaded_weights());
         let other = &mut self.weights[1 - direction as usize];
         let both_fit = |share: &Arc<SharedWeights<B>>| {
             share.held.device.saturating_add(plan.device_bytes()) <= limits.device
@@ -140,16 +141,15 @@ impl<B: Backend> Engine<B> {
         plan: &Plan,
         control: &Control,
     ) -> Result<Workspace<B>> {
-        let (kept, on, ledger) = (self.workspace.take(), Arc::clone(&self.on), Arc::clone(&self.ledger));
-        let is_new = kept.is_none();
+        let (is_new, on, ledger) = (self.workspace.is_none(), Arc::clone(&self.on), Arc::clone(&self.ledger));
         let allocate = || on.with_threads(|| Workspace::allocate(&*on.device, &ledger, plan));
-        let pins = is_new && plan.pinned().total() > 0;
         let mut loaded = Ok(());
         let load = || loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
-        let allocated = at_once(vec![(); usize::from(pins)], |()| allocate(), load).pop();
+        let allocated =
+            at_once(vec![(); usize::from(is_new && plan.pinned().total() > 0)], |()| allocate(), load).pop();
         loaded?;
         // What no thread could allocate is allocated now.
-        let workspace = kept.map(Ok).or(allocated.and_then(Result::ok)).unwrap_or_else(allocate)?;
+        let workspace = self.workspace.take().map(Ok).or(allocated.and_then(Result::ok)).unwrap_or_else(allocate)?;
         if is_new && self.on.device.is_pageable(&workspace.memory) {
             warn_not_pinned(control, workspace.host.offloaded);
         }

@@ -376,6 +376,26 @@ fn what_a_queued_call_met_is_not_charged_to_the_next() {
     assert!(queued.output.0.iter().all(|value| value.is_nan()), "its work ran");
 }
 
+/// A stream takes the memory of a queued call if it needs as much.
+#[test]
+fn what_a_queued_call_met_is_not_charged_to_a_stream() {
+    let (latent, video) = ([1, 16, 40, 3, 2], [1, 3, 157, 24, 16]);
+    let fp32 = Settings { precision: Some(Precision::Fp32), slice_frames: Some(1), ..node::defaults() };
+    let mut handle = rounding(&golden("small"));
+    handle.configure(fp32.clone()).unwrap();
+    let mut queued = Tensors::new(Direction::Decode, latent, video);
+    queued.input.0[0] = f32::NAN;
+    queued.queue(&mut handle).unwrap();
+    let kept = handle.workspace.as_ref().unwrap().bytes;
+    handle.configure(Settings { on_nonfinite: OnNonFinite::Fail, ..fp32 }).unwrap();
+    let (ended, frames) = Tensors::new(Direction::Decode, latent, video).stream(&mut handle);
+    assert_eq!((ended, frames), (Ok(Pull::Ended), 157));
+    assert!(queued.output.0.iter().any(|value| value.is_nan()), "its work ran");
+    let stream = JobShape { direction: Direction::Decode, input: latent.into(), extent: Extent::Stream { first: 0 } };
+    let planned = handle.plan(&stream, None, &AtomicBool::new(false)).unwrap().workspace_bytes;
+    assert_eq!(planned, kept, "the stream had the call's memory");
+}
+
 #[test]
 fn a_cancel_hides_no_device_error() {
     let mut handle = rounding(&golden("small"));

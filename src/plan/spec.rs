@@ -1,4 +1,4 @@
-//! What a schedule is made from: network, batch, frame size, policy and tiles.
+//! What a schedule is made from: network, batch, frame size, the end of the input, policy and tiles.
 //!
 //! Owns the division of a job into work items. Knows no memory.
 

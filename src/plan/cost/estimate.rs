@@ -215,8 +215,7 @@ impl CostModel<'_> {
         computing + self.target.profile.rates.copy_contention * moving
     }
 
-    /// The cost of taking the cache of `layer` off the device. `shapes`: of the inputs of all layers. `frames`: that each
-    /// stage computes in a latent period.
+    /// The cost of taking the cache of `layer` off the device. `shapes`: of the inputs of all layers.
     pub fn offload_cost(&self, policy: &SchedulePolicy, layer: LayerId, shapes: &[FrameShape]) -> OffloadCost {
         let (network, input, stage) = (self.network, shapes[layer], self.network.stage_of(layer));
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, network.layers[layer].cache);
@@ -259,7 +258,7 @@ impl CostModel<'_> {
         moved.up.max(moved.down) as f64 / self.target.profile.rates.copies
     }
 
-    /// Bytes of frames. To ask the device takes longer than all else here, so it is not asked about none.
+    /// Bytes of frames. To ask the device takes longer than all else here, so it is asked only where there are frames.
     fn bytes(&self, shape: FrameShape, frames: usize) -> u64 {
         if frames == 0 { 0 } else { self.target.frame_bytes(shape).saturating_mul(frames as u64) }
     }

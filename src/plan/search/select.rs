@@ -83,7 +83,7 @@ pub struct Smallest {
 }
 
 impl Smallest {
-    /// Threads record theirs in any order, so of plans of equal bytes the one of more frames at a time stays.
+    /// Threads record theirs in any order, so of plans of equal bytes the one with the greater policy stays.
     fn record(&mut self, plan: &Plan) {
         let known = if plan.is_untiled() { &mut self.exact } else { &mut self.tiled };
         let smaller = |than: &Plan| (plan.device_bytes(), &than.spec.policy) < (than.device_bytes(), &plan.spec.policy);
@@ -308,7 +308,7 @@ impl<'a> Search<'a> {
             }
             self.first_that_fits(policy)
         };
-        fit.most(None, with).1
+        fit.most(None, with).1.or_else(|| with(0).filter(|none| self.fits(none)))
     }
 
     /// About what the resident columns of a layer's cache take.
@@ -397,7 +397,7 @@ fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<u
     fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
 }
 
-/// How much fits: nothing is known to, and up to `most` is tried.
+/// How much fits beside what fits without: up to `most` is tried.
 struct Fit<'a> {
     search: &'a Search<'a>,
     most: usize,

@@ -1,4 +1,4 @@
-//! The repository itself: what its documents say, its scripts and its features.
+//! The repository itself: what its documents say, its scripts, its features and the structure of its sources.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -7,3 +7,4 @@ mod cargo_features;
 mod packaging;
 mod readme;
 mod readme_commands;
+mod structure;

@@ -22,11 +22,11 @@ fn installed() -> Option<String> {
     path.exists().then(|| path.to_string_lossy().into_owned())
 }
 
-/// All tests of a folder, with this library.
-pub fn passes(folder: &Path, library: &Path) {
+/// The tests of a folder whose names fit an expression of `pytest -k`, with this library. An empty one fits all.
+pub fn passes(folder: &Path, names: &str, library: &Path) {
     let Some(python) = python() else { return };
     let mut command = Command::new(python);
-    command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests"]).current_dir(folder);
+    command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-k", names, "tests"]).current_dir(folder);
     command.env("VIDEO_VAE_LIBRARY", library).env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());

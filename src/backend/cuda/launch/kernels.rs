@@ -151,7 +151,6 @@ pub fn checksum(precision: Precision) -> u64 {
 impl Kernels {
     /// The best for the context's [`KernelArch`](crate::backend::cuda::driver::KernelArch).
     pub fn new(context: &Arc<Context>, precision: Precision) -> Kernels {
-        let gpu = &context.gpu;
         let module = |bundle| Module::new(context, bundle);
         let (conv_in, conv_out) = (module(bundle!("conv_in" in precision)), module(bundle!("conv_out" in precision)));
         let conv_out_pixel = module(bundle!("conv_out_pixel" in precision));
@@ -160,7 +159,7 @@ impl Kernels {
         let attention_wide = module(bundle!("attention_wide" in precision));
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let two_bytes = TwoByteBundles::of(precision);
-        let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
+        let on_hopper = two_bytes.as_ref().filter(|_| context.gpu.kernel_arch().has_wgmma());
         let conv_wgmma = on_hopper.map(|bundles| WgmmaKernels::of(bundles, module));
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
         let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));

@@ -5,11 +5,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::families::Model;
 use super::geometry::{Direction, Geometry};
-use super::lower::{self, Recipes};
-use crate::error::{Error, Result};
-use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, Norm, PairedLayers, Prologue, Shape, Window};
+use super::lower::recipes::Recipes;
+use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, Norm, Prologue, Shape, Window};
 
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
@@ -291,14 +289,6 @@ pub struct Network {
 }
 
 impl Network {
-    /// One direction of a model, lowered.
-    pub fn new(model: &Model, direction: Direction) -> Result<Network> {
-        lower::lower(model.graph(direction), direction, model.geometry).map_err(|why| {
-            let (family, direction) = (model.family.name, direction.name());
-            Error::Checkpoint(format!("a model of family {family} ({direction}) cannot be computed: {why}"))
-        })
-    }
-
     /// A network of these layers.
     pub(super) fn of_layers(layers: Vec<Layer>, stages: Vec<Stage>, facts: NetworkFacts) -> Network {
         let NetworkFacts { direction, geometry, norm } = facts;
@@ -313,33 +303,6 @@ impl Network {
             layer.level.iter().for_each(|level| levels[level.from].push(id));
         }
         Network { direction, geometry, layers, stages, readers, levels, norm }
-    }
-
-    /// The same in the form that a device computes: with pairs where its kernels share products.
-    pub fn for_device(self, paired: PairedLayers) -> Network {
-        let network = if paired.normalised { self.with_pairs() } else { self };
-        if paired.upsamplers { network.with_upsampler_pairs() } else { network }
-    }
-
-    /// The same with [pairs](lower::Pairs) in the layers whose inputs are normalised.
-    pub fn with_pairs(mut self) -> Network {
-        lower::pair_layers(&mut self);
-        self
-    }
-
-    /// The same with pairs in upsamplers that do not double time.
-    pub fn with_upsampler_pairs(mut self) -> Network {
-        lower::pair_upsamplers(&mut self);
-        self
-    }
-
-    /// The same with [`CacheFormat::U8`] in the layers that may compute pairs. What follows a norm and SiLU loses little
-    /// in 8 bits.
-    pub fn with_u8_caches(mut self) -> Network {
-        for layer in lower::pairable_layers(&self) {
-            self.layers[layer].cache = CacheFormat::U8;
-        }
-        self
     }
 
     /// How chunks of a stage treat pairs of frames.

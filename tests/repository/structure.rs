@@ -1,5 +1,5 @@
-//! Which file of `src/` may use which: the layers of `src/lib.rs`, and no two files that import each other. Tests inside
-//! `src/` do not count.
+//! Which file of `src/` may use which: the layers of `src/lib.rs`, and no cycle of files. Tests inside `src/` do not
+//! count, and what a module takes from its parent is the parent's, wherever that has it from.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,9 +11,10 @@ const LAYERS: [&str; 8] = ["capi", "node", "exec", "report", "plan", "model", "b
 /// The planner and the models know no device.
 const WITHOUT_BACKEND: [&str; 2] = ["plan", "model"];
 
+/// The names of a path from the crate's root: of a module, or of what a module has.
 type Module = Vec<String>;
 
-/// Of each file, the modules whose paths it names: `crate::a::b` and `super::b`, also within braces.
+/// Of each file, the paths that it names: `crate::a::b` and `super::b`, also within braces.
 fn modules(folder: &Path, at: &Module, found: &mut BTreeMap<Module, Vec<Module>>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -33,7 +34,12 @@ fn modules(folder: &Path, at: &Module, found: &mut BTreeMap<Module, Vec<Module>>
 
 /// The paths in a file's text, from the crate's root.
 fn named(text: &str, module: &Module) -> Vec<Module> {
-    let code = text.split("#[cfg(test)]\nmod").next().unwrap();
+    // Tests within the file come last.
+    let tests = text.match_indices("#[cfg(test)]\nmod ").find(|(at, _)| {
+        let module = text[*at..].lines().nth(1);
+        module.is_some_and(|line| line.ends_with('{'))
+    });
+    let code = tests.map_or(text, |(at, _)| &text[..at]);
     let lines: Vec<_> = code.lines().map(|line| line.split("//").next().unwrap()).collect();
     let code = lines.join("\n");
     let mut paths = Vec::new();
@@ -52,6 +58,7 @@ fn named(text: &str, module: &Module) -> Vec<Module> {
             }
             tree(path, base, &mut paths);
         }
+        // `super::` is as long.
         rest = &rest["crate::".len()..];
         // Those of `super::super::a` were read with the first.
         rest = rest.trim_start_matches("super::");
@@ -101,7 +108,7 @@ fn uses() -> BTreeMap<Module, BTreeSet<Module>> {
 }
 
 #[test]
-fn no_files_import_each_other() {
+fn files_have_no_cycle() {
     let mut left = uses();
     assert!(left.len() > 200 && left.values().map(BTreeSet::len).sum::<usize>() > 500, "files were not read");
     // Files that use no other file that is left are in no cycle.
@@ -123,7 +130,7 @@ fn layers_use_those_below_them() {
     for (module, used) in uses() {
         for other in used {
             let Some(below) = layer_of(&other) else { continue };
-            // What every layer uses has no layer, and uses none.
+            // Files outside the layers, such as `error`, use no layer.
             let is_below = layer_of(&module).is_some_and(|own| own <= below);
             let is_device = LAYERS[below] == "backend" && WITHOUT_BACKEND.contains(&&*module[0]);
             assert!(is_below && !is_device, "{} uses {}", module.join("/"), other.join("/"));

@@ -24,7 +24,7 @@ use super::network::{Layer, LayerTensors, NamedWeights, NormTensors};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, EachSlab, Norm, WeightBlock, WeightPart, Window};
 use crate::reserve;
-use taps::{Rounded, WeightAndBias, taps_of};
+use taps::{BlockSize, Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;
 
 /// The type that upsamplers are multiplied out in. On processors without fused multiplication the last bit of a product
@@ -132,12 +132,12 @@ impl<'a> LayerWeights<'a> {
             let slab_products = &self.time.slabs()[slab as usize];
             let part = slab_products.output_part(&self.time);
             if read_part.replace(part) != Some(part) {
-                taps::read(&conv.weight, (&block.later_outputs(part * self.layout.cout), volume), bytes, kernels)?;
+                taps::read(&conv.weight, &block.later_outputs(part * self.layout.cout), volume, bytes, kernels)?;
             }
             let taps = taps_of(slab_products);
             match self.layout.window {
                 Window::Up => nearest::sum(kernels, (rows, columns), &taps, plain),
-                _ => taps::sum(kernels, (rows, columns, area), &taps, plain),
+                _ => taps::sum(kernels, BlockSize { rows, columns, area }, &taps, plain),
             }
             each(slab, plain)?;
         }
@@ -156,14 +156,15 @@ impl<'a> LayerWeights<'a> {
         let inner = WeightBlock { outputs: 0..conv.weight.shape[0], ..block.clone() };
         let (rows, columns, volume) = (block.rows() as usize, inner.columns() as usize, volume_of(&conv.weight));
         let kernels = reserve::grown("weights", kernels, rows * columns * volume)?;
-        taps::read(&conv.weight, (&inner, volume), bytes, kernels)?;
+        taps::read(&conv.weight, &inner, volume, bytes, kernels)?;
         let matrix = reserve::grown("weights", upscale, columns * block.columns() as usize)?;
         projection.weight.read(block.outputs.start as usize * columns, bytes, matrix)?;
         let plain = reserve::grown("weights", plain, block.slab_elements(&self.layout) as usize)?;
         let mut sums = reserve::filled("weights", 0.0, inner.slab_elements(&self.layout) as usize)?;
         for slab in block.slabs(&self.layout) {
             let taps = taps_of(&self.time.slabs()[slab as usize]);
-            taps::sum(kernels, (rows, columns, self.layout.window.taps() as usize), &taps, &mut sums);
+            let area = self.layout.window.taps() as usize;
+            taps::sum(kernels, BlockSize { rows, columns, area }, &taps, &mut sums);
             for (sums, into) in sums.chunks_exact(columns).zip(plain.chunks_exact_mut(block.columns() as usize)) {
                 for (to, row) in into.iter_mut().zip(matrix.chunks_exact(columns)) {
                     *to = T::round(row.iter().zip(sums).map(|(factor, sum)| f64::from(*factor) * sum).sum());
@@ -250,7 +251,7 @@ fn transpose<T: Rounded>(
             let of_part = WeightBlock { outputs, ..block.clone() };
             let width = of_part.columns() as usize;
             let kernels = &mut kernels[..rows * width];
-            taps::read(&matrix.weight, (&of_part, 1), bytes, kernels)?;
+            taps::read(&matrix.weight, &of_part, 1, bytes, kernels)?;
             for (c, kernels) in kernels.chunks_exact(rows).enumerate() {
                 let scale = if of_part.outputs.start as usize + c < matrix.scaled { matrix.scale } else { 1.0 };
                 for (value, into) in kernels.iter().zip(into.chunks_exact_mut(columns)) {

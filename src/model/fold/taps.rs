@@ -45,7 +45,8 @@ pub(super) fn taps_of(slab: &Slab) -> Vec<(usize, f64)> {
 /// The values of a block as the file orders them: output channel, input channel, and the `volume` taps of both.
 pub(super) fn read(
     weight: &FileTensor,
-    (block, volume): (&WeightBlock, usize),
+    block: &WeightBlock,
+    volume: usize,
     bytes: &mut Vec<u8>,
     kernels: &mut [f32],
 ) -> Result<()> {
@@ -59,19 +60,23 @@ pub(super) fn read(
     Ok(())
 }
 
+/// The channels in and out of a block, and the taps of a frame.
+#[derive(Clone, Copy)]
+pub(super) struct BlockSize {
+    pub rows: usize,
+    pub columns: usize,
+    pub area: usize,
+}
+
 /// A block of a slab of a convolution without a folded 1x1x1: the sum over the temporal `taps`. `kernels` are as
-/// [`read`] reads them, `area` the taps of a frame; `into` has the order tap, input channel, output channel.
-pub(super) fn sum<T: Rounded>(kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]) {
-    on_vectors!(sum_columns[T: Rounded](kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]));
+/// [`read`] reads them; `into` has the order tap, input channel, output channel.
+pub(super) fn sum<T: Rounded>(kernels: &[f32], size: BlockSize, taps: &[(usize, f64)], into: &mut [T]) {
+    on_vectors!(sum_columns[T: Rounded](kernels: &[f32], size: BlockSize, taps: &[(usize, f64)], into: &mut [T]));
 }
 
 #[inline(always)]
-fn sum_columns<T: Rounded>(
-    kernels: &[f32],
-    (rows, columns, area): (usize, usize, usize),
-    taps: &[(usize, f64)],
-    into: &mut [T],
-) {
+fn sum_columns<T: Rounded>(kernels: &[f32], size: BlockSize, taps: &[(usize, f64)], into: &mut [T]) {
+    let BlockSize { rows, columns, area } = size;
     let run = kernels.len() / columns;
     let volume = run / rows;
     debug_assert!(kernels.len() == rows * columns * volume && into.len() == area * rows * columns);

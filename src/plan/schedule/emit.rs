@@ -19,7 +19,8 @@ use crate::plan::policy::Memory;
 use crate::plan::repeats::Purpose;
 use crate::plan::spec::ScheduleSpec;
 
-/// Which frames of a value outlive their chunk as a cache, or their work item's turn.
+/// Which frames of a value have to be pooled, because they outlive their chunk in a job whose slices repeat, or their
+/// work item's turn. The smaller one has the frames of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kept {
     From(u64),
@@ -43,7 +44,7 @@ pub struct LayerOutputs<'a> {
     pub layer: LayerId,
     pub chunk: &'a Chunk,
     pub frames: Range<u64>,
-    /// The last frames that are computed for their statistics only.
+    /// How many of the last frames are computed for their statistics only.
     pub rematerialised: u64,
     pub kept: Kept,
     /// What is added to each frame: as it is, or through the layer's shortcut.
@@ -66,7 +67,7 @@ impl<'a> LayerOutputs<'a> {
 /// The input frames of a layer that end with the chunk.
 pub struct Inputs<'a> {
     pub frames: &'a [SlotRef],
-    /// Whether no other layer reads them. They are then the layer's, and it may write over them.
+    /// Whether no later layer reads them. They are then the layer's, and it may write over them.
     pub consumed: bool,
 }
 
@@ -90,7 +91,7 @@ impl Emitter {
         Emitter { caches, weights: WeightFetcher::new(Arc::clone(&facts)), facts }
     }
 
-    /// The outputs of a stage's head. Its inputs are in its queue; those stay there that later frames read.
+    /// The outputs of a stage's head. Its inputs are in its queue. The caller drops those that no later frame reads.
     pub fn head(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
         let outputs = self.head_alone(of, to);
         self.add_around(of, outputs, to)
@@ -111,7 +112,7 @@ impl Emitter {
             outputs.extend(self.conv_queued(&whole, to).into_iter().map(FrameRef::Resident));
         }
         if of.rematerialised > 0 {
-            // The last reader drops the inputs of the others.
+            // The last reader drops the inputs of rematerialised frames.
             let oldest = self.facts.spec.network.layers[of.layer].time.oldest(materialised.end);
             self.caches[of.layer].inputs.drop_before(Some(oldest), &mut to.arenas.device);
             let frames = materialised.end..of.frames.end;
@@ -131,7 +132,7 @@ impl Emitter {
         Some(FrameRef::Resident(passed))
     }
 
-    /// Of a layer's outputs in a chunk, how many are rematerialised for the layer that reads them as its input. None is
+    /// Of a layer's outputs in a chunk, how many are rematerialised for the layer that reads them as its input. 0
     /// while a range fills its cone: frames that wait are whole.
     pub fn hidden(&self, layer: LayerId, chunk: &Chunk) -> u64 {
         let ScheduleSpec { network, cone, .. } = &self.facts.spec;

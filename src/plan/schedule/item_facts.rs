@@ -25,7 +25,8 @@ impl ItemFacts {
         self.spec.policy.layers[layer].form == Form::Banded
     }
 
-    /// Of a chunk of a stage, how many outputs of a layer are rematerialised: the last ones.
+    /// Of a chunk of a stage, how many outputs of a layer are rematerialised: the last ones. A shorter chunk has as many
+    /// materialised ones as a whole chunk.
     pub fn rematerialised(&self, layer: LayerId, chunk: &Chunk) -> u64 {
         match self.spec.policy.layers[layer].rematerialised {
             0 => 0,
@@ -33,7 +34,7 @@ impl ItemFacts {
         }
     }
 
-    /// The terms of a recipe that an operation has.
+    /// The terms of a recipe that an operation has. Those of single terms tell estimates which frame is the first.
     pub fn terms<'a>(&self, recipe: &'a Recipe) -> &'a [RecipeTerm] {
         let is_needed = self.purpose != Purpose::Rehearsal || recipe.terms().len() == 1;
         if is_needed { recipe.terms() } else { &[] }
@@ -55,7 +56,7 @@ impl ItemFacts {
 pub struct Chunk {
     pub stage: usize,
     pub frames: Range<u64>,
-    /// Whether nothing needs to be cached after it.
+    /// Whether nothing needs to be cached after it. No chunk of a job whose slices repeat says so.
     pub is_last: bool,
 }
 

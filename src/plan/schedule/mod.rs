@@ -58,6 +58,7 @@ pub struct Schedule {
     canvases: BTreeMap<(u64, u64), Canvas>,
     /// Finished frames of each clip of a stream. They leave when every clip of the batch has one.
     outbox: Vec<VecDeque<StoreOp<Slots>>>,
+    /// Frames of the current work item, with their numbers, until they are stored or blended.
     finished: Vec<(u64, Slot)>,
 }
 
@@ -114,7 +115,7 @@ impl Schedule {
         self.items[0].loaded()
     }
 
-    /// Loads the next frame of every clip of the batch.
+    /// Loads the next frame of every work item.
     pub fn load(&mut self) {
         for item in &mut self.items {
             self.to.arenas.each(Arena::begin_group);

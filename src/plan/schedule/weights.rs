@@ -1,5 +1,5 @@
-//! Fetches offloaded weights while the layers before them compute. Their slots are free then: wide frames are live at
-//! other times.
+//! Fetches offloaded weights while the layers before them compute. Their slots add nothing to the peak: wide frames are
+//! live at other times.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -120,14 +120,14 @@ impl WorkItem {
     }
 
     /// The layer of a stage whose cache is recomputed.
-    fn recomputes(&self, stage: usize) -> Option<LayerId> {
+    fn recomputed_layer(&self, stage: usize) -> Option<LayerId> {
         let mut body = self.network().stages[stage].body();
         body.find(|layer| self.facts().spec.policy.layers[*layer].cache == Placement::Recomputed)
     }
 
     /// Outputs of a stage's head that the next chunk needs again.
     fn reread(&self, stage: usize) -> u64 {
-        if self.recomputes(stage).is_some() { CACHE_FRAMES } else { 0 }
+        if self.recomputed_layer(stage).is_some() { CACHE_FRAMES } else { 0 }
     }
 
     /// Input frames that the current slice still takes.
@@ -198,7 +198,7 @@ impl WorkItem {
         }
     }
 
-    /// Schedules one chunk of the current slice; `false` if nothing is left to do without more input. With `may_load`,
+    /// Schedules one chunk of the current slice, or one load; `false` if nothing is left to do without more input. With `may_load`,
     /// loads input as needed. Without, work starts with the whole slice, so that memory does not depend on how the host
     /// pushes. Finished frames are appended to `finished`.
     pub fn advance(&mut self, may_load: bool, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) -> bool {
@@ -337,13 +337,13 @@ impl WorkItem {
     fn reads_input_last(&self, chunk: &Chunk) -> LayerId {
         let head = self.head_of(chunk.stage);
         let has_cache = |layer: &LayerId| !self.emitter.caches[*layer].statistics.is_empty();
-        let recomputing = self.recomputes(chunk.stage).filter(has_cache);
+        let recomputing = self.recomputed_layer(chunk.stage).filter(has_cache);
         let mut readers = self.network().readers(head).iter().map(|reader| reader.layer);
         let rematerialising = if self.facts().rematerialised(head, chunk) > 0 { readers.next_back() } else { None };
         recomputing.or(rematerialising).unwrap_or(head)
     }
 
-    /// The outputs of a layer whose input is made in the same stage. Drops the values that no later layer reads.
+    /// Computes a layer whose input is made in the same stage. Drops the values that no later layer reads.
     fn body_layer(&mut self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues, to: &mut Sink) {
         let facts = Arc::clone(&self.emitter.facts);
         let (network, own) = (&*facts.spec.network, &facts.spec.network.layers[layer]);

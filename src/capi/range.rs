@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use super::number::{check_place, unsigned};
-use super::run::{plan_call, run_call};
+use super::run::{Words, plan_call, run_call};
 use super::types::*;
 use super::{guard, text};
 use crate::error::Result;
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn vvae_plan_range(
 ) -> i32 {
     let range = |frames: u64| range(frames as i64, first, Some(count));
     // SAFETY: the host vouches for its texts, numbers and struct.
-    unsafe { plan_call(v, node, shape, Some(&range), out, (text, capacity)) }
+    unsafe { plan_call(v, node, shape, Some(&range), out, Words { text, capacity }) }
 }
 
 /// A range in the host's numbers; no `count`: without an end.

@@ -57,7 +57,7 @@ pub unsafe extern "C" fn vvae_plan(
     capacity: u64,
 ) -> i32 {
     // SAFETY: the host vouches for its texts, numbers and struct.
-    unsafe { plan_call(v, node, shape, None, out, (text, capacity)) }
+    unsafe { plan_call(v, node, shape, None, out, Words { text, capacity }) }
 }
 
 /// The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.
@@ -158,6 +158,12 @@ pub(super) unsafe fn write_plan(
     unsafe { sized::write("out", out, report(plan, text_length)) }
 }
 
+/// Where the words of a plan go.
+pub(super) struct Words {
+    pub text: *mut c_char,
+    pub capacity: u64,
+}
+
 /// Plans a clip, or the range of it that `range` gives for its number of frames.
 ///
 /// # Safety
@@ -168,7 +174,7 @@ pub(super) unsafe fn plan_call(
     shape: *const i64,
     range: Option<&dyn Fn(u64) -> Result<ClipRange>>,
     out: *mut vvae_plan_info,
-    (text, capacity): (*mut c_char, u64),
+    words: Words,
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
         // SAFETY: the caller's promise.
@@ -182,7 +188,7 @@ pub(super) unsafe fn plan_call(
         let plan = open.model.plan(&JobShape { direction, input, extent }, None, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
-        unsafe { write_plan(&plan, out, text, capacity) }
+        unsafe { write_plan(&plan, out, words.text, words.capacity) }
     })
 }
 

@@ -181,12 +181,11 @@ impl Cpu {
         if !op.partial_sums.is_none() || op.weights.is_some() {
             return Err(not_planned("partial sums, or offloaded weights"));
         }
-        let (weights, scratch) = (&args.weights[op.layer], args.buffers.scratch);
         let compute: fn(&conv::AreaTask, &mut Stop) = match self.precision {
             Precision::Bf16 => with_bf16_simd!(self.instructions, S => conv::compute_bf16::<S>),
             _ => with_simd!(self.instructions, S => conv::compute_f32::<S>),
         };
-        conv::run(&self.pool, memory, weights, op, scratch, stop, &compute)
+        conv::run(&self.pool, memory, op, args, stop, &compute)
     }
 }
 

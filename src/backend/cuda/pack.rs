@@ -130,7 +130,7 @@ impl<'a> BlockPacking<'a> {
     pub fn pack<E: PackedElement>(&self, slab: u64, plain: &[f32], packed: &mut [E]) {
         let slab = slab - self.block.slabs(self.layout).start;
         let at = slab as usize * self.slab_elements;
-        let size = (self.block.rows() as usize, self.block.columns() as usize);
+        let (rows, columns) = (self.block.rows() as usize, self.block.columns() as usize);
         let tiles = MainTiles { order: self.order, window: self.window, widths: self.widths };
         match self.kernel {
             ConvKernel::In => conv_in(self.layout, plain, &mut packed[at..][..self.slab_elements]),
@@ -139,18 +139,18 @@ impl<'a> BlockPacking<'a> {
                 let first = (slab - slab % 2) as usize * self.slab_elements;
                 let packed = &mut packed[first..][..2 * self.slab_elements];
                 let taps = (self.window.side() * self.window.side()) as usize;
-                tiles.pack_paired(size, (taps, slab % 2 == 1), plain, packed);
+                tiles.pack_paired(rows, columns, taps, slab % 2 == 1, plain, packed);
             }
             ConvKernel::Main if self.in_columns => {
                 let (taps, half) = (COLUMN_PAIR_ROWS as usize, self.slab_elements / 2);
                 for (index, packed) in packed[at..][..self.slab_elements].chunks_exact_mut(half).enumerate() {
                     for second in [false, true] {
                         let plain = column_slab(2 * index + usize::from(second), plain);
-                        tiles.pack_paired(size, (taps, second), &plain, packed);
+                        tiles.pack_paired(rows, columns, taps, second, &plain, packed);
                     }
                 }
             }
-            ConvKernel::Main => tiles.pack(size, plain, &mut packed[at..][..self.slab_elements]),
+            ConvKernel::Main => tiles.pack(rows, columns, plain, &mut packed[at..][..self.slab_elements]),
         }
     }
 
@@ -278,7 +278,7 @@ struct MainTiles {
 
 impl MainTiles {
     /// [phase][channel tile][K block][tap].
-    fn pack<E: PackedElement>(&self, (rows, columns): (usize, usize), plain: &[f32], packed: &mut [E]) {
+    fn pack<E: PackedElement>(&self, rows: usize, columns: usize, plain: &[f32], packed: &mut [E]) {
         let (tile_columns, row_bytes) = (self.widths.columns as usize, self.widths.row_bytes as usize);
         let k_block = row_bytes / size_of::<E>();
         let (k_blocks, taps) = (rows.div_ceil(k_block), tap_order(self.window));
@@ -296,8 +296,10 @@ impl MainTiles {
     /// block is two steps.
     fn pack_paired<E: PackedElement>(
         &self,
-        (rows, columns): (usize, usize),
-        (taps, second): (usize, bool),
+        rows: usize,
+        columns: usize,
+        taps: usize,
+        second: bool,
         plain: &[f32],
         packed: &mut [E],
     ) {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::grid::{PAIR_INPUTS, PATCHES, RUN, SumTiles, split_evenly};
-use super::patch::{self, KeptInputs, PatchSize};
+use super::patch::{self, KeptInputs, PatchSize, PreparedPatch};
 use super::winograd::ShareProducts;
 use super::{AreaTask, PatchKey};
 use crate::backend::Stop;
@@ -180,7 +180,8 @@ impl AreaTask<'_> {
             unsafe {
                 let patch = self.conv.patch(self.slot, step.patch).cast_const().cast();
                 let ahead = next.map(|next| (next, 0));
-                self.add_products::<S>(panel, step.term, (patch, step.size), ahead, self.sums(step.sum), step.add);
+                let patch = PreparedPatch { at: patch, size: step.size };
+                self.add_products::<S>(panel, step.term, patch, ahead, self.sums(step.sum), step.add);
                 if number == 1 {
                     S::enter(ShareProducts { first: self.sums(0), second: self.sums(1), floats });
                 }
@@ -271,7 +272,7 @@ impl AreaTask<'_> {
         term: &Term<Offsets>,
         phase: usize,
         patches: &mut [Option<Patch>; PATCHES],
-    ) -> (*const bf16, PatchSize) {
+    ) -> PreparedPatch<bf16> {
         let key = self.key(term, phase);
         let found = patches.iter().position(|patch| patch.is_some_and(|patch| patch.key == key));
         let place = found.unwrap_or_else(|| {
@@ -285,7 +286,7 @@ impl AreaTask<'_> {
             _ => unsafe { self.prepare_patch::<S, bf16>(term, phase, into) },
         };
         patches[place] = Some(Patch { key, size });
-        (into, size)
+        PreparedPatch { at: into, size }
     }
 
     /// The products of a term, added to the sums or written to them. `ahead` are the weights that are needed after its,
@@ -297,12 +298,12 @@ impl AreaTask<'_> {
         &self,
         panel: usize,
         term: &Term<Offsets>,
-        (patch, size): (*const bf16, PatchSize),
+        patch: PreparedPatch<bf16>,
         ahead: Option<(*const bf16, usize)>,
         sums: *mut f32,
         add: bool,
     ) {
-        let (layout, tiles) = (&self.conv.op.layout, self.tiles());
+        let (layout, tiles, PreparedPatch { at: patch, size }) = (&self.conv.op.layout, self.tiles(), patch);
         let (phase, (channels, _)) =
             (panel / self.conv.panels, panel_width(layout.cout as usize, panel % self.conv.panels));
         let (cin, side, stride, r, s) = match layout.shortcut {

@@ -19,14 +19,14 @@ use super::element::Element;
 use super::memory::CpuMemory;
 use super::norm;
 use super::simd::{Microkernels, Simd};
-use crate::backend::{Precision, Stop};
+use crate::backend::{Precision, RunArgs, Stop};
 use crate::error::Result;
 use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
 use crate::thread_pool::Pool;
 use checked::{CheckedConv, is_first};
 use grid::{OutputArea, division, split_evenly};
 use pass::PanelPass;
-use patch::{PatchSize, PatchSource};
+use patch::{PatchSize, PatchSource, PreparedPatch};
 
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 pub(super) use bf16::PRODUCTS;
@@ -43,16 +43,16 @@ pub(super) use weights::{packed_bytes, parts};
 pub(super) fn run(
     pool: &Pool,
     memory: &mut CpuMemory,
-    weights: &ConvWeights,
     op: &ConvOp<Offsets>,
-    scratch_offset: u64,
+    args: &RunArgs<ConvWeights>,
     stop: &mut Stop,
     compute: &(dyn Fn(&AreaTask, &mut Stop) + Sync),
 ) -> Result<()> {
+    let (weights, scratch) = (&args.weights[op.layer], args.buffers.scratch);
     let precision = weights.precision;
     let of_one_kind =
         |a: &ConvFrame<_>, b: &ConvFrame<_>| is_first(&op.layout, precision, a) == is_first(&op.layout, precision, b);
-    let checked = |frames| CheckedConv::new(pool.threads(), memory, weights, op, frames, scratch_offset);
+    let checked = |frames| CheckedConv::new(pool.threads(), memory, weights, op, frames, scratch);
     let convs: Vec<CheckedConv> = op.frames.chunk_by(of_one_kind).map(checked).collect::<Result<_>>()?;
     convs.iter().try_for_each(|conv| run_frames(pool, conv, stop, compute))
 }
@@ -226,7 +226,7 @@ impl AreaTask<'_> {
                     _ => self.prepare_patch::<S, f32>(term, pass.phase, patch),
                 };
                 *ready = Some((key, size));
-                pass.add_term::<S>(term, number > 0, (patch, size), last);
+                pass.add_term::<S>(term, number > 0, PreparedPatch { at: patch, size }, last);
             }
         }
         true

@@ -3,7 +3,7 @@
 use super::checked::CheckedConv;
 use super::epilogue::EpilogueRow;
 use super::grid::{OutputArea, split_evenly};
-use super::patch::PatchSize;
+use super::patch::PreparedPatch;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::Moments;
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, Simd, dot_tile};
@@ -29,9 +29,10 @@ impl PanelPass<'_> {
         &self,
         term: &Term<Offsets>,
         add: bool,
-        (patch, size): (*const f32, PatchSize),
+        patch: PreparedPatch<f32>,
         last: bool,
     ) {
+        let PreparedPatch { at: patch, size } = patch;
         let layout = &self.conv.op.layout;
         let shortcut = self.conv.is_shortcut(term);
         let side = if shortcut { 1 } else { layout.window.side() as usize };

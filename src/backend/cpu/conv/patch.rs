@@ -61,6 +61,13 @@ impl PatchSize {
     }
 }
 
+/// A patch that is prepared.
+#[derive(Clone, Copy)]
+pub struct PreparedPatch<E> {
+    pub at: *const E,
+    pub size: PatchSize,
+}
+
 /// The patch that the window of `area` covers.
 ///
 /// # Safety

@@ -137,7 +137,8 @@ impl Launcher {
         block: &DeviceBlock,
         weights: &WeightAddresses,
         conv: &ConvLaunch,
-        (frames, launched): (&[ConvFrame<Offsets>], &LaunchedFrames),
+        frames: &[ConvFrame<Offsets>],
+        launched: &LaunchedFrames,
         band: &ConvBand<Launcher>,
     ) -> Result<ConvParams> {
         let (layout, grid) = (conv.layout, gpu::tile_grid(conv.layout, conv.input));
@@ -158,7 +159,7 @@ impl Launcher {
             let first_row = params.first_row + rows.start as i32 * tile.0;
             let tiles_y = (rows.end - rows.start) as i32;
             let params = ConvParams { first_row, tiles_y, ..params };
-            self.launch_tiles(&variant, (launched, band.queue), params)?;
+            self.launch_tiles(&variant, launched, band.queue, params)?;
         }
         Ok(params)
     }
@@ -166,7 +167,8 @@ impl Launcher {
     fn launch_tiles(
         &self,
         variant: &ConvVariant,
-        (launched, stream): (&LaunchedFrames, Option<&CudaStream>),
+        launched: &LaunchedFrames,
+        stream: Option<&CudaStream>,
         mut params: ConvParams,
     ) -> Result<()> {
         let rows = params.tiles_y * params.frames * params.channel_tiles;
@@ -224,7 +226,7 @@ impl LaunchConv for Launcher {
     ) -> Result<ConvParams> {
         let mut params = ConvParams::default();
         for launched in LaunchedFrames::of(self.sizes, conv.layout, frames) {
-            params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
+            params = self.launch_conv(block, weights, conv, frames, &launched, band)?;
         }
         Ok(params)
     }

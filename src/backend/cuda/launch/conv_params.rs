@@ -10,7 +10,7 @@ use super::params::{
     SourceParams,
 };
 use super::sizes::CudaSizes;
-use super::tensor_map::{ColumnView, Swizzle, output_map, patch_map, residual_map};
+use super::tensor_map::{ColumnView, OutputTiles, Swizzle, output_map, patch_map, residual_map};
 use super::tiling::{self, MAX_FRAMES, Statistics, TileWidths};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::gpu::{
@@ -305,7 +305,7 @@ impl ConvParamsBuilder<'_> {
         if self.tensor_maps {
             let (source, swizzle) = (&params.source[input as usize], Swizzle::of(self.patch_row_bytes()));
             let part = &params.part[index];
-            params.input_map[index] = patch_map(self.sizes, source, part, slots.count(), (swizzle, view))?;
+            params.input_map[index] = patch_map(self.sizes, source, part, slots.count(), swizzle, view)?;
         }
         Ok(())
     }
@@ -325,10 +325,11 @@ impl ConvParamsBuilder<'_> {
         if self.tensor_maps {
             let (columns, widths) = (if self.launched.is_paired() { 8 } else { 16 }, self.widths());
             for (index, view) in self.launched.views().iter().enumerate() {
-                params.out_map[index] = output_map(sizes, params, output, out.count(), (widths, columns, *view))?;
+                let tiles = OutputTiles { widths, columns, view: *view };
+                params.out_map[index] = output_map(sizes, params, output, out.count(), tiles)?;
                 if params.residual != 0 {
                     let count = residual.count();
-                    params.residual_map[index] = residual_map(sizes, params, output, count, (widths, *view))?;
+                    params.residual_map[index] = residual_map(sizes, params, output, count, widths, *view)?;
                 }
             }
         }

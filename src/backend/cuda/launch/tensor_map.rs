@@ -64,19 +64,20 @@ pub fn patch_map(
     source: &SourceParams,
     part: &FramePart,
     slots: u64,
-    (swizzle, view): (Swizzle, ColumnView),
+    swizzle: Swizzle,
+    view: ColumnView,
 ) -> Result<TensorMap> {
     let (channels, width, height) = (source.channels as u64, part.width as u64, source.height as u64);
     let (step, pixel) = (source.stride as u32, channels * sizes.element());
-    encode(
-        sizes,
-        part.frames + view.first_of(width) * pixel,
-        &[channels, view.columns(width), height, slots],
-        &[view.step * pixel, width * pixel, part.slot_bytes as u64],
-        &[swizzle.channels(sizes), source.pitch as u32 * step, source.rows as u32 * step, 1],
-        &[1, step, step, 1],
+    let boxes = Boxes {
+        address: part.frames + view.first_of(width) * pixel,
+        dims: &[channels, view.columns(width), height, slots],
+        strides: &[view.step * pixel, width * pixel, part.slot_bytes as u64],
+        box_dims: &[swizzle.channels(sizes), source.pitch as u32 * step, source.rows as u32 * step, 1],
+        steps: &[1, step, step, 1],
         swizzle,
-    )
+    };
+    boxes.encode(sizes)
 }
 
 /// Boxes of a row's channels by 8 x 16 pixels of the residual.
@@ -85,99 +86,113 @@ pub fn residual_map(
     params: &ConvParams,
     shape: FrameShape,
     slots: u64,
-    (widths, view): (TileWidths, ColumnView),
+    widths: TileWidths,
+    view: ColumnView,
 ) -> Result<TensorMap> {
     let swizzle = Swizzle::of(widths.row_bytes);
     let (channels, pixel) = (params.cout as u64, params.cout as u64 * sizes.element());
-    encode(
-        sizes,
-        params.residual + view.first_of(shape.width) * pixel,
-        &[channels, view.columns(shape.width), shape.height, slots],
-        &[view.step * pixel, shape.width * pixel, params.residual_slot_bytes as u64],
-        &[swizzle.channels(sizes), 16, 8, 1],
-        &[1; 4],
+    let boxes = Boxes {
+        address: params.residual + view.first_of(shape.width) * pixel,
+        dims: &[channels, view.columns(shape.width), shape.height, slots],
+        strides: &[view.step * pixel, shape.width * pixel, params.residual_slot_bytes as u64],
+        box_dims: &[swizzle.channels(sizes), 16, 8, 1],
+        steps: &[1; 4],
         swizzle,
-    )
+    };
+    boxes.encode(sizes)
 }
 
-/// The same of the output by `columns` columns, one phase at a time. With four phases, two adjacent columns count as
+/// Tiles of the output as kernels store them.
+pub struct OutputTiles {
+    pub widths: TileWidths,
+    pub columns: u32,
+    pub view: ColumnView,
+}
+
+/// The same of the output by the columns of a tile, one phase at a time. With four phases, two adjacent columns count as
 /// adjacent channels, and the two rows of a phase are a dimension of their own.
 pub fn output_map(
     sizes: CudaSizes,
     params: &ConvParams,
     shape: FrameShape,
     slots: u64,
-    (widths, columns, view): (TileWidths, u32, ColumnView),
+    tiles: OutputTiles,
 ) -> Result<TensorMap> {
+    let OutputTiles { widths, columns, view } = tiles;
     let swizzle = Swizzle::of(widths.row_bytes);
     let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
     let pixel = channels * sizes.element();
     let row = shape.width * pixel;
-    encode(
-        sizes,
-        params.out + view.first_of(shape.width) * pixel,
-        &[channels * sides, view.columns(shape.width / sides), sides, shape.height / sides, slots],
-        &[view.step * sides * pixel, row, row * sides, params.out_slot_bytes as u64],
-        &[swizzle.channels(sizes), columns, 1, 8, 1],
-        &[1; 5],
+    let boxes = Boxes {
+        address: params.out + view.first_of(shape.width) * pixel,
+        dims: &[channels * sides, view.columns(shape.width / sides), sides, shape.height / sides, slots],
+        strides: &[view.step * sides * pixel, row, row * sides, params.out_slot_bytes as u64],
+        box_dims: &[swizzle.channels(sizes), columns, 1, 8, 1],
+        steps: &[1; 5],
         swizzle,
-    )
+    };
+    boxes.encode(sizes)
 }
 
 /// Boxes of a K block of channels by some pixels of the queries, keys or values.
 pub fn attention_map(sizes: CudaSizes, params: &AttentionParams, slots: u64) -> Result<TensorMap> {
     let (channels, pixels) = (params.channels as u64, params.pixels as u64);
     let part = channels * sizes.element();
-    encode(
-        sizes,
-        params.input,
-        &[channels, 3, pixels, slots],
-        &[part, 3 * part, params.in_slot_bytes as u64],
-        &[Swizzle::Rows128.channels(sizes), 1, ATTENTION_WGMMA_BOX, 1],
-        &[1; 4],
-        Swizzle::Rows128,
-    )
+    let boxes = Boxes {
+        address: params.input,
+        dims: &[channels, 3, pixels, slots],
+        strides: &[part, 3 * part, params.in_slot_bytes as u64],
+        box_dims: &[Swizzle::Rows128.channels(sizes), 1, ATTENTION_WGMMA_BOX, 1],
+        steps: &[1; 4],
+        swizzle: Swizzle::Rows128,
+    };
+    boxes.encode(sizes)
 }
 
-/// Swizzled boxes, zeros outside. `strides` are in bytes, of all dimensions but the first.
-fn encode(
-    sizes: CudaSizes,
+/// Swizzled boxes, zeros outside.
+struct Boxes<'a> {
     address: u64,
-    dims: &[u64],
-    strides: &[u64],
-    box_dims: &[u32],
-    steps: &[u32],
+    dims: &'a [u64],
+    /// In bytes, of all dimensions but the first.
+    strides: &'a [u64],
+    box_dims: &'a [u32],
+    steps: &'a [u32],
     swizzle: Swizzle,
-) -> Result<TensorMap> {
-    use sys::CUtensorMapDataType as T;
-    debug_assert!(strides.len() + 1 == dims.len() && box_dims.len() == dims.len() && steps.len() == dims.len());
-    let element = match sizes.precision {
-        Precision::Fp16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        Precision::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        Precision::Fp32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    };
-    let swizzle = match swizzle {
-        Swizzle::Rows64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
-        Swizzle::Rows128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-    };
-    let mut map = TensorMap::default();
-    // SAFETY: every list has an entry for each dimension; the map is 128 bytes, aligned to 64, as the driver asks.
-    let answer = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            std::ptr::from_mut(&mut map).cast(),
-            element,
-            dims.len() as u32,
-            address as *mut _,
-            dims.as_ptr(),
-            strides.as_ptr(),
-            box_dims.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    check("encoding a tensor map", answer)?;
-    Ok(map)
+}
+
+impl Boxes<'_> {
+    fn encode(&self, sizes: CudaSizes) -> Result<TensorMap> {
+        use sys::CUtensorMapDataType as T;
+        let Boxes { address, dims, strides, box_dims, steps, swizzle } = *self;
+        debug_assert!(strides.len() + 1 == dims.len() && box_dims.len() == dims.len() && steps.len() == dims.len());
+        let element = match sizes.precision {
+            Precision::Fp16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Precision::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Precision::Fp32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        };
+        let swizzle = match swizzle {
+            Swizzle::Rows64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            Swizzle::Rows128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        let mut map = TensorMap::default();
+        // SAFETY: every list has an entry for each dimension; the map is 128 bytes, aligned to 64, as the driver asks.
+        let answer = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                std::ptr::from_mut(&mut map).cast(),
+                element,
+                dims.len() as u32,
+                address as *mut _,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                box_dims.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        check("encoding a tensor map", answer)?;
+        Ok(map)
+    }
 }

@@ -342,6 +342,8 @@ fn invalid_ranges_are_refused() {
     failure!(v.0, vvae_plan_range(v.0, node, VIDEO.as_ptr(), 0, 1, null_mut(), null_mut(), 0))
         .says(VVAE_ERROR_ARGUMENT, &["out is null"]);
     v.plan_range("encode", [1, 3, 0, 16, 16], 0, 1).unwrap_err().says(VVAE_ERROR_TENSOR, &["T is 0"]);
+    v.plan_range("decode", [1, 16, 1 << 45, 2, 2], 0, 9).unwrap_err().says(VVAE_ERROR_TENSOR, &["the most is"]);
+    v.plan_range("decode", [1, 16, 1 << 33, 2, 2], 1 << 34, 9).expect("clips that ranges are of may be longer");
     failure!(v.0, vvae_stream_open_at(v.0, node, VIDEO.as_ptr(), 1, null_mut()))
         .says(VVAE_ERROR_ARGUMENT, &["s is null"]);
     failure!(v.0, vvae_stream_open_at(v.0, node, null(), 1, &mut s)).says(VVAE_ERROR_ARGUMENT, &["shape is null"]);

@@ -22,7 +22,7 @@ fn refuse<T>(why: String) -> Result<T> {
 /// Frames of a clip that is passed as a whole, at most.
 const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
-/// Checks the shape of an input on its own. The frames of a range or a stream do not count.
+/// Checks the shape of an input on its own. The frames of a stream do not count.
 fn input_shape(network: &Network, shape: Shape, extent: Extent) -> Result<()> {
     let (name, dims, geometry) = (ends(network.direction).0.name(), shape.dims(), &network.geometry);
     let (channels, fits, scale) = match network.direction {
@@ -32,21 +32,19 @@ fn input_shape(network: &Network, shape: Shape, extent: Extent) -> Result<()> {
             (channels, shape.channels == channels, geometry.packed_space())
         }
     };
-    let counts = |axis: &usize| matches!(extent, Extent::Clip) || *axis != 2;
+    let counts = |axis: &usize| *axis != 2 || !matches!(extent, Extent::Stream { .. });
     if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] == 0) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
     }
     if !fits {
         let found = shape.channels;
-        let opaque = if network.direction == Direction::Encode && channels == 4 && network.is_video(3) {
-            ", or 3 without alpha"
-        } else {
-            ""
-        };
+        let may_be_opaque = network.direction == Direction::Encode && channels == 4 && network.is_video(3);
+        let opaque = if may_be_opaque { ", or 3 without alpha" } else { "" };
         return refuse(format!("{name}: C is {found}, but this model's {name} has {channels} channels{opaque}"));
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
-    let most = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, (1 << 17) / scale, (1 << 17) / scale];
+    let frames = if matches!(extent, Extent::Clip) { MOST_CLIP_FRAMES } else { MOST_RANGE_FRAMES };
+    let most = [1 << 16, 1 << 16, frames, (1 << 17) / scale, (1 << 17) / scale];
     if let Some(axis) = (0..5).filter(counts).find(|axis| dims[*axis] > most[*axis]) {
         return refuse(format!("{name}: {} is {}; the most is {}", AXES[axis], dims[axis], most[axis]));
     }

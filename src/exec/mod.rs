@@ -108,7 +108,7 @@ pub enum Extent {
 pub struct JobShape {
     pub direction: Direction,
     /// Of the whole clip that would go in: video for encode, latents for decode. The frames of a stream do not count,
-    /// nor do those of a range, which names its clip.
+    /// and a range names how many its clip has.
     pub input: Shape,
     pub extent: Extent,
 }

@@ -1,4 +1,4 @@
-//! Every plan is found within two seconds, and planning ends within 50 ms of a cancel: a grid of shapes, limits and
+//! Every plan is found within four seconds, and planning ends within 50 ms of a cancel: a grid of shapes, limits and
 //! settings, on a CPU and a GPU profile. Needs no GPU.
 //!
 //! `VVAE_PLANS=10000` plans the whole grid instead of the start of it, and prints the slowest plans.
@@ -25,8 +25,8 @@ use video_vae::internals::model::{Cone, Direction, FrameRange, Network};
 use video_vae::internals::plan::{PlanError, Request, Spacing, Target, TileSize, search};
 
 /// A second or little more on a quiet machine, where the slowest took 0.9 to 1.2 s. Beside builds, which take a part of
-/// each core's cache and clock, it took 1.7 s.
-const PLAN_LIMIT: Duration = Duration::from_secs(2);
+/// each core's cache and clock, it took 1.7 s, and 2.8 s where other guests of the machine do (2026-11-19).
+const PLAN_LIMIT: Duration = Duration::from_secs(4);
 /// Of networks four times as deep as published ones, with slices set by hand: up to 3.2 s were measured.
 const DEEP_SLICED_LIMIT: Duration = Duration::from_secs(10);
 const CANCEL_LIMIT: Duration = Duration::from_millis(50);

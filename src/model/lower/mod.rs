@@ -65,8 +65,8 @@ impl Network {
         self
     }
 
-    /// The same with [`CacheFormat::U8`] in the layers that may compute pairs. What follows a norm and SiLU loses little
-    /// in 8 bits.
+    /// The same with [`CacheFormat::U8`] in the layers that may compute pairs. What follows a norm and SiLU loses
+    /// little in 8 bits.
     pub fn with_u8_caches(mut self) -> Network {
         for layer in pairs::pairable_layers(&self) {
             self.layers[layer].cache = CacheFormat::U8;

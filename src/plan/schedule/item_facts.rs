@@ -25,8 +25,8 @@ impl ItemFacts {
         self.spec.policy.layers[layer].form == Form::Banded
     }
 
-    /// Of a chunk of a stage, how many outputs of a layer are rematerialised: the last ones. A shorter chunk has as many
-    /// materialised ones as a whole chunk.
+    /// Of a chunk of a stage, how many outputs of a layer are rematerialised: the last ones. A shorter chunk has as
+    /// many materialised ones as a whole chunk.
     pub fn rematerialised(&self, layer: LayerId, chunk: &Chunk) -> u64 {
         match self.spec.policy.layers[layer].rematerialised {
             0 => 0,

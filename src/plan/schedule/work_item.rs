@@ -198,9 +198,9 @@ impl WorkItem {
         }
     }
 
-    /// Schedules one chunk of the current slice, or one load; `false` if nothing is left to do without more input. With `may_load`,
-    /// loads input as needed. Without, work starts with the whole slice, so that memory does not depend on how the host
-    /// pushes. Finished frames are appended to `finished`.
+    /// Schedules one chunk of the current slice, or one load; `false` if nothing is left to do without more input. With
+    /// `may_load`, loads input as needed. Without, work starts with the whole slice, so that memory does not depend on
+    /// how the host pushes. Finished frames are appended to `finished`.
     pub fn advance(&mut self, may_load: bool, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) -> bool {
         if !may_load && self.room() > 0 {
             return false;

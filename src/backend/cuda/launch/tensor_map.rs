@@ -109,8 +109,8 @@ pub struct OutputTiles {
     pub view: ColumnView,
 }
 
-/// The same of the output by the columns of a tile, one phase at a time. With four phases, two adjacent columns count as
-/// adjacent channels, and the two rows of a phase are a dimension of their own.
+/// Boxes of a row's channels by the output's pixels of a tile, one phase at a time. With four phases, two adjacent
+/// columns count as adjacent channels, and the two rows of a phase are a dimension of their own.
 pub fn output_map(
     sizes: CudaSizes,
     params: &ConvParams,
